@@ -1,4 +1,5 @@
-//! The counters of outcomes and of one policy, striped so that threads on several processors seldom share a cache line.
+//! The counters of outcomes, and the counters of a policy. They are striped, so that threads on several processors
+//! seldom share a cache line.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -6,40 +7,41 @@ use super::state::PolicyState;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 
-/// Threads beyond this number share stripes.
+/// The number of stripes. If there are more threads, some share a stripe.
 const STRIPES: usize = 16;
 
 pub(super) const KINDS: usize = OutcomeKind::ALL.len();
 pub(super) const STATES: usize = PolicyState::ALL.len();
 const MODES: usize = Mode::ALL.len();
 
-/// A stripe of outcomes, which one thread or a few count.
+/// A stripe of the counters of outcomes, to which one thread or a few threads add.
 #[derive(Default)]
 #[repr(align(64))]
 struct OutcomeStripe([AtomicU64; KINDS]);
 
-/// The counters of outcomes, about 2 KiB. Those that a policy counts as [usual](Totals::usual) are not in them.
+/// The counters of outcomes, about 2 KiB. Outcomes that a policy counts as [usual](Totals::usual) are not counted here.
 #[derive(Default)]
 pub(super) struct OutcomeCells([OutcomeStripe; STRIPES]);
 
-/// A stripe of a policy's counters, to which one thread or a few add.
+/// A stripe of a policy's counters, to which one thread or a few threads add.
 #[derive(Default)]
 #[repr(align(64))]
 struct Stripe {
     states: [[AtomicU64; STATES]; MODES],
     refused: AtomicU64,
     units: AtomicU64,
-    /// Allowed requests of one unit, enforced, within the quota and near it. One addition instead of three halves the
-    /// time of a count without its clock (`benches/stats.rs`).
+    /// The numbers of allowed requests of one unit that an enforced policy found within its quota, and near it. Such a
+    /// request needs one addition instead of three, which halves the time of a count without its clock
+    /// (`benches/stats.rs`).
     usual: [AtomicU64; 2],
 }
 
-/// The counters of a policy, about 2 KiB. Each addition is one relaxed atomic operation, so no count is lost; a reader
-/// sees counters that were read one after another.
+/// The counters of a policy, about 2 KiB. Each addition is one relaxed atomic operation, so no count is lost. A reader
+/// reads the counters one after another, not at one instant.
 #[derive(Default)]
 pub(super) struct Cells([Stripe; STRIPES]);
 
-/// The stripe of the current thread. It chooses where the thread counts, and has no effect on requests.
+/// The index of the stripe to which the current thread adds. It has no effect on requests.
 #[derive(Clone, Copy)]
 pub(super) struct StripeIndex(usize);
 
@@ -49,7 +51,7 @@ pub(super) struct Totals {
     pub(super) states: [[u64; STATES]; MODES],
     pub(super) refused: u64,
     pub(super) units: u64,
-    /// Allowed requests whose outcome is counted only here.
+    /// The number of allowed requests whose outcome is counted only here.
     pub(super) usual: u64,
 }
 
@@ -125,7 +127,7 @@ impl Cells {
 }
 
 impl Totals {
-    /// Returns the requests that found the policy in a state, in any mode.
+    /// Returns the number of requests that found the policy in a state, in any mode.
     pub(super) fn in_state(&self, state: PolicyState) -> u64 {
         self.states.iter().map(|mode| mode[state as usize]).fold(0, u64::wrapping_add)
     }

@@ -1,4 +1,4 @@
-//! Counts of events: of limiters, their stores, waiting requests, and files of rules.
+//! Counts of the events of limiters and their stores, of waiting requests, and of files of rules.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -23,16 +23,16 @@ const TEXT_MAX: usize = 4_096;
 /// The longest error text of a server that is down, in bytes.
 const DOWN_MAX: usize = 1_024;
 
-/// The number of ways in which checks end: each kind of error, and decided.
+/// The number of ways in which a check can end: with one of the kinds of errors, or with a decision.
 const CHECK_ENDS: usize = STORE_ERRORS + 1;
 
-/// The last error of each kind that was reported, since checks last recovered.
+/// The last reported error of each kind since checks last recovered.
 #[derive(Default)]
 struct StoreErrors {
     by_kind: [Option<StoreError>; STORE_ERRORS],
 }
 
-/// An error with which checks of a store fail: its text, and when it was last reported.
+/// An error with which checks of a store fail: its text, and the time of its last report.
 #[derive(Clone, Debug)]
 struct StoreError {
     text: Box<str>,
@@ -63,10 +63,10 @@ pub(super) struct EventCells {
     down: Mutex<BTreeMap<Box<str>, Box<str>>>,
 }
 
-/// The state of a fleet, as its last events say.
+/// The state of a fleet, according to its last events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FleetGauges {
-    /// The revision in force, its hash, and since when.
+    /// The revision in force, its hash, and the time since which it is in force.
     pub(super) in_force: Option<(u64, u64, Timestamp)>,
     pub(super) is_unreadable: bool,
 }
@@ -81,7 +81,7 @@ impl EventCells {
         }
     }
 
-    /// Begins in this short bucket.
+    /// Makes empty counts that begin in the short bucket `period`.
     pub(super) fn new(period: u64) -> Self {
         Self {
             newest_checks: Mutex::new(NewestCounts::new(period)),
@@ -137,7 +137,7 @@ impl EventCells {
         lock(&self.newest_checks).bring_up(period, ends);
     }
 
-    /// Counts an event. `now` reads the clock of the statistics.
+    /// Counts an event. `now` returns the time of the statistics' clock.
     pub(super) fn count_of_limiter(&self, event: &LimiterEvent, now: impl FnOnce() -> Timestamp) {
         match event {
             LimiterEvent::StoreChecked { duration, error: None } => self.checks.record(*duration),
@@ -219,12 +219,12 @@ fn add(cell: &AtomicU64) {
     cell.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Returns the beginning of a text.
+/// Returns the first 4 KiB of a text.
 fn bounded(text: &str) -> Box<str> {
     cut(text, TEXT_MAX).into()
 }
 
-/// Counts of events: of [limiters](crate::observe::LimiterEvent), of waiting requests, and of rules.
+/// Counts of the events of [limiters](crate::observe::LimiterEvent), of waiting requests, and of rules.
 #[derive(Clone, Debug, Default)]
 pub struct EventCounts {
     checks: HistogramSnapshot,
@@ -254,19 +254,19 @@ impl EventCounts {
         self.fleet
     }
 
-    /// Returns how long the checks took that a store, such as Redis, decided.
+    /// Returns the durations of the checks that a store, such as Redis, decided.
     #[must_use]
     pub fn checks(&self) -> &HistogramSnapshot {
         &self.checks
     }
 
-    /// Iterates over the kinds of errors with which checks of a store ended, and how many did.
+    /// Iterates over the kinds of errors with which checks of a store ended, each with the number of these checks.
     pub fn errors(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
         StoreErrorKind::ALL.iter().copied().zip(self.errors)
     }
 
-    /// Iterates over the kinds of [`errors`](Self::errors), and how many charges could not be corrected after the
-    /// response, because the refund or the additional charge did not reach the store.
+    /// Iterates over the kinds of [`errors`](Self::errors), each with the number of charges that could not be corrected
+    /// after the response, because the refund or the additional charge did not reach the store.
     pub fn corrections_lost(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
         StoreErrorKind::ALL.iter().copied().zip(self.corrections_lost)
     }
@@ -283,16 +283,16 @@ impl EventCounts {
         self.newest[STORE_ERRORS]
     }
 
-    /// Iterates over the kinds of [`errors`](Self::errors), and how many checks ended with each in the last ten to
-    /// fifteen seconds.
+    /// Iterates over the kinds of [`errors`](Self::errors), each with the number of checks that ended with it in the
+    /// last ten to fifteen seconds.
     pub fn newest_errors(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
         StoreErrorKind::ALL.iter().copied().zip(self.newest)
     }
 
     /// Iterates over the errors with which checks of a store failed since they last
-    /// [recovered](LimiterEvent::StoreRecovered): the last one that was [reported](LimiterEvent::StoreFailed) of each
-    /// kind, and when. The kind with which most checks ended in the last seconds comes first. Each text is cut to 4
-    /// KiB.
+    /// [recovered](LimiterEvent::StoreRecovered). For each kind, yields the last error that was
+    /// [reported](LimiterEvent::StoreFailed) and the time of that report. The kind with which most checks ended in the
+    /// last ten to fifteen seconds comes first. Each text is cut to 4 KiB.
     pub fn store_errors(&self) -> impl Iterator<Item = (StoreErrorKind, &str, Timestamp)> {
         let kinds = StoreErrorKind::ALL.iter().copied().zip(&self.store_errors);
         let mut errors: Vec<(StoreErrorKind, &StoreError)> =
@@ -301,12 +301,12 @@ impl EventCounts {
         errors.into_iter().map(|(kind, error)| (kind, &*error.text, error.at))
     }
 
-    /// Returns why checks of a store fail, or failed the last time there were any: the first of
-    /// [`store_errors`](Self::store_errors). If there is none, returns the reason why a server does
-    /// not answer.
+    /// Returns why checks of a store fail, or why the last checks failed: the first of
+    /// [`store_errors`](Self::store_errors). If there are no such errors, returns the reason why a
+    /// server does not answer.
     ///
-    /// It stays until a check succeeds, so it is not a readiness probe: a process that gets no requests would never be
-    /// ready again.
+    /// Do not use this as a readiness probe: the error stays until a check succeeds, so a process that gets no requests
+    /// would never be ready again.
     #[must_use]
     pub fn store_error(&self) -> Option<&str> {
         self.store_errors().next().map(|(_, text, _)| text).or(self.down_error.as_deref())
@@ -318,7 +318,8 @@ impl EventCounts {
         self.scripts_forgotten
     }
 
-    /// Returns the checks that a limiter answered without its store: by a remembered denial, or from leased units.
+    /// Returns the number of checks that a limiter answered without its store: with a remembered denial, or from leased
+    /// units.
     #[must_use]
     pub fn local_answers(&self) -> u64 {
         self.local_answers
@@ -337,61 +338,61 @@ impl EventCounts {
         self.evicted.iter().sum()
     }
 
-    /// Returns those of the [evicted](Self::evicted) keys that had no allowance left, so that their clients got a fresh
-    /// one.
+    /// Returns the number of [evicted](Self::evicted) keys that had no allowance left, so that their clients got a
+    /// fresh allowance.
     #[must_use]
     pub fn evicted_throttled(&self) -> u64 {
         self.evicted[1]
     }
 
-    /// Returns the new keys that were denied because the limiter's table was full.
+    /// Returns the number of new keys that were denied because the limiter's table was full.
     #[must_use]
     pub fn full(&self) -> u64 {
         self.full
     }
 
     /// Returns how often a limiter in memory [reported](LimiterEvent::TooManyQuotas) that it has more quotas than it
-    /// distinguishes: at most every ten seconds.
+    /// can distinguish. A limiter reports this at most every ten seconds.
     #[must_use]
     pub fn too_many_quotas(&self) -> u64 {
         self.too_many_quotas
     }
 
-    /// Returns the units of concurrency limits that a store had [forgotten](LimiterEvent::PlacesForgotten) while this
-    /// process held them. More than the limit may have been held.
+    /// Returns the number of units of concurrency limits that a store had [forgotten](LimiterEvent::PlacesForgotten)
+    /// while this process held them. During that time, requests may have held more units than the limit.
     #[must_use]
     pub fn places_forgotten(&self) -> u64 {
         self.places_forgotten
     }
 
-    /// Returns the requests that wait now: for their departure from a leaky queue, or in line for units of a
+    /// Returns the number of requests that now wait for their departure from a leaky queue, or in line for units of a
     /// [concurrency limit](crate::Quota::concurrent).
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.waiting
     }
 
-    /// Returns how often new rules of a file came into force: once for each layer that has them.
+    /// Returns how often new rules of a file came into force. Each layer that uses the rules counts separately.
     #[must_use]
     pub fn rules_loaded(&self) -> u64 {
         self.rules_loaded
     }
 
-    /// Returns how often rules of a file were refused: once for each layer that would have had them.
+    /// Returns how often rules of a file were refused. Each layer that would have used the rules counts separately.
     #[must_use]
     pub fn rules_refused(&self) -> u64 {
         self.rules_refused
     }
 
-    /// Returns the reason why rules were refused, in at most 4 KiB of text. Returns `None` once rules have come into
-    /// force after that.
+    /// Returns the reason why rules were last refused, as a text of at most 4 KiB. Returns `None` if rules have come
+    /// into force since then, or were never refused.
     #[must_use]
     pub fn rules_error(&self) -> Option<&str> {
         self.rules_error.as_deref()
     }
 
-    /// Iterates over the servers, by host and port, that do not answer, or not steadily, each with its error: at most
-    /// 64 servers, and 1 KiB of each error.
+    /// Iterates over the servers that do not answer, or do not answer steadily. Yields the host and port of each
+    /// server, and its error: at most 64 servers, and 1 KiB of each error.
     pub fn servers_down(&self) -> impl Iterator<Item = (&str, &str)> {
         self.servers_down.iter().map(|(server, error)| (&**server, &**error))
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::base::time::micros_ceil;
 
-/// The upper bounds of the buckets in microseconds, about three to a factor of ten, as Prometheus writes them in
-/// seconds.
+/// The upper bounds of the buckets, in microseconds and as Prometheus writes them in seconds. Two buckets together span
+/// a factor of ten.
 pub(super) const BOUNDS: [(u64, &str); 15] = [
     (100, "0.0001"),
     (300, "0.0003"),
@@ -71,15 +71,16 @@ impl HistogramSnapshot {
         Duration::from_micros(self.sum_us)
     }
 
-    /// Iterates over the buckets: the longest duration that is counted in each, and the number of durations in it and
-    /// in all shorter ones. The bounds are 0.1 ms, 0.3 ms, 1 ms and so on to 1,000 s; longer durations are in
-    /// [`count`](Self::count) only.
+    /// Iterates over the buckets. For each bucket, yields its upper bound, and the number of durations up to that
+    /// bound. The bounds are 0.1 ms, 0.3 ms, 1 ms and so on up to 1,000 s. Longer durations are only in
+    /// [`count`](Self::count).
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
         self.cumulative().map(|((bound, _), count)| (Duration::from_micros(*bound), count))
     }
 
-    /// Returns the upper bound of the bucket that holds the given percentile, from 0 to 100: at least `percent` of a
-    /// hundred durations are no longer. Returns `None` if there is no duration, or if the percentile is above 1,000 s.
+    /// Returns the upper bound of the bucket that holds the given percentile, from 0 to 100: at least `percent` percent
+    /// of the durations are at most as long. Returns `None` if there are no durations, or if the percentile is above
+    /// 1,000 s.
     #[must_use]
     pub fn percentile(&self, percent: u8) -> Option<Duration> {
         let wanted = u128::from(self.count()) * u128::from(percent.min(100));
@@ -87,8 +88,8 @@ impl HistogramSnapshot {
         found.map(|((bound, _), _)| Duration::from_micros(*bound))
     }
 
-    /// Iterates over the buckets: the bound of each, and how many durations it has got since an earlier snapshot. The
-    /// last bucket has the bound of the bucket before it.
+    /// Iterates over the buckets that got durations since an earlier snapshot. For each bucket, yields its bound and
+    /// the number of these durations. The last bucket has the bound of the bucket before it.
     #[cfg(feature = "metrics")]
     pub(super) fn since(&self, earlier: &Self) -> impl Iterator<Item = (Duration, u64)> {
         let last = BOUNDS.last().map_or(0, |(bound, _)| *bound);
@@ -98,7 +99,7 @@ impl HistogramSnapshot {
         all.filter(|(_, count)| *count > 0)
     }
 
-    /// Iterates over the bounds, each with the number of durations up to it.
+    /// Iterates over the bounds, each with the number of durations up to that bound.
     pub(super) fn cumulative(&self) -> impl Iterator<Item = (&'static (u64, &'static str), u64)> {
         let mut count = 0;
         BOUNDS.iter().zip(self.buckets).map(move |(bound, bucket)| {

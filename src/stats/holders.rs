@@ -1,8 +1,8 @@
 //! The keys that hold units of concurrency limits now, in bounded memory.
 //!
-//! A key is listed from its first unit to its last one. If the list is full, a key that begins to hold is left out, so
-//! a number is never too large. Keys leave the list as their requests end. So it is full only while the number of keys
-//! that hold units exceeds its room.
+//! A key is listed while it holds units. If the list is full, a key that takes its first unit is not listed, so the
+//! listed units are never too many. Keys leave the list when their requests end. So the list is full only while more
+//! keys hold units than the list has room for.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use super::sketch::TopKey;
 use crate::base::sync::{Mutex, lock};
 use crate::key::Key;
 
-/// Parts with a lock of their own.
+/// The number of parts of the list. Each part has its own lock.
 const PARTS: usize = 16;
 
 /// The maximum number of keys in a part.
 const EACH_MAX: usize = 64;
 
-/// The keys that hold units. It holds keys only if operators may act on them.
+/// The keys that hold units. The full key is stored only if operators may act on keys.
 #[derive(Default)]
 pub(super) struct Holders([Mutex<Vec<Holder>>; PARTS]);
 
@@ -25,13 +25,13 @@ struct Holder {
     fingerprint: u64,
     policy: Arc<str>,
     units: u64,
-    /// `None` until it is asked for.
+    /// The name and the key, or `None` before the key takes further units while it holds some.
     known: Option<KnownKey>,
 }
 
 impl Holders {
-    /// Notes that a key took units, given the key's fingerprint. When a key takes units while it holds some, it gets
-    /// a name, and is kept if operators may act on it.
+    /// Notes that the key with this fingerprint took units. If the key already holds units, its name is stored, and
+    /// also the key itself if operators may act on keys.
     pub(super) fn take(&self, names: &KeyNames, policy: &Arc<str>, fingerprint: u64, key: &Key, units: u64) {
         let Some(part) = self.part(fingerprint) else { return };
         let mut holders = lock(part);
@@ -70,7 +70,7 @@ impl Holders {
         }
     }
 
-    /// Returns the keys that hold most units first.
+    /// Returns the keys, those with the most units first.
     pub(super) fn read(&self) -> Vec<TopKey> {
         let mut all = Vec::new();
         for part in &self.0 {

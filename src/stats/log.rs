@@ -6,15 +6,15 @@ use super::names::short_fingerprint;
 use crate::base::time::micros_ceil;
 use crate::outcome::Outcome;
 
-/// The time that a summary covers.
+/// The time that a summary covers, in microseconds.
 pub(super) const SUMMARY_US: u64 = 10_000_000;
 
 const WORDS: usize = 64;
 
-/// The refusals since the last summary of a policy.
+/// The refusals by a policy since its last summary.
 pub(super) struct RefusalLog {
     refused: AtomicU64,
-    /// A bit for each key, chosen by its fingerprint.
+    /// A set of bits. The fingerprint of a refused key selects the key's bit, which keys may share.
     keys: [AtomicU64; WORDS],
 }
 
@@ -38,7 +38,7 @@ impl RefusalLog {
         self.keys[word].fetch_or(1 << bit, Ordering::Relaxed);
     }
 
-    /// Returns a summary, if anything was refused, and begins the next one.
+    /// Returns a summary if requests were refused, and begins the next summary.
     pub(super) fn take<'a>(&self, policy: &'a str) -> Option<Summary<'a>> {
         let refused = self.refused.swap(0, Ordering::Relaxed);
         if refused == 0 {

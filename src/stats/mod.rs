@@ -1,12 +1,13 @@
-//! Statistics: an observer that counts, and the views of its counts.
+//! Statistics: an observer that counts, and the forms in which its counts can be read.
 //!
 //! * `stats.rs` is the observer.
-//! * `cells.rs`, `histogram.rs`, `rates.rs` and `sketch.rs` hold numbers, `policies.rs` finds those of a policy.
+//! * `cells.rs`, `histogram.rs`, `rates.rs` and `sketch.rs` store counts. `policies.rs` finds the counts of a policy.
 //! * `stores.rs` reads how busy stores are.
-//! * `recent.rs` holds the last refusals, `holders.rs` the keys that hold units of concurrency limits. `names.rs` makes
-//!   the fingerprint and the name of a key.
-//! * `log.rs` and `span.rs` write to `tracing`, by choice.
-//! * `snapshot.rs` is what a reader gets. `series.rs` makes metrics of it, for `prometheus.rs` and `recorder.rs`.
+//! * `recent.rs` stores the last refusals. `holders.rs` stores the keys that hold units of concurrency limits.
+//!   `names.rs` makes the fingerprint and the name of a key.
+//! * `log.rs` and `span.rs` write to `tracing`, if the application chooses so.
+//! * `snapshot.rs` has the snapshot that a reader gets. `series.rs` makes metrics from a snapshot, for `prometheus.rs`
+//!   and `recorder.rs`.
 
 mod cells;
 mod events;

@@ -1,34 +1,34 @@
-//! Counts of the last seconds, which say what happens now.
+//! Counts of the last ten to fifteen seconds, which show what happens now.
 
 use std::time::Duration;
 
 use super::rates::SHORT_US;
 
-/// The number of short buckets that are read, with the one that is being filled.
+/// The number of short buckets that are read, including the bucket that is being filled.
 const BUCKETS: u64 = 3;
 
 /// The span of time that is read: ten to fifteen seconds.
 pub(crate) const NEWEST: Duration = Duration::from_micros(BUCKETS * SHORT_US);
 
-/// The increase of totals in the newest short buckets. As with [`Rates`](super::rates::Rates), nothing adds to a
-/// bucket: the first event of a new bucket compares the totals.
+/// The increase of totals in the newest short buckets. As with [`Rates`](super::rates::Rates), events do not add to a
+/// bucket. Instead, the first event of a new bucket computes the increase of the totals.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewestCounts<const N: usize> {
     /// The number of the short bucket that is being filled.
     period: u64,
-    /// The totals when the buckets were last brought up to date.
+    /// The totals at the last update of the buckets.
     seen: [u64; N],
     buckets: [[u64; N]; BUCKETS as usize],
 }
 
 impl<const N: usize> NewestCounts<N> {
-    /// Begins in this short bucket, with totals of zero.
+    /// Makes empty counts that begin in the short bucket `period`.
     pub(super) fn new(period: u64) -> Self {
         Self { period, seen: [0; N], buckets: [[0; N]; BUCKETS as usize] }
     }
 
-    /// Puts what was counted since the last call into the bucket of that time, and begins the bucket of `period`. If
-    /// the clock stepped back by more than a bucket, the buckets start afresh.
+    /// Adds the increase since the last call to the bucket that was being filled, and begins the bucket `period`. If
+    /// the clock stepped back by more than a bucket, all buckets start afresh.
     pub(super) fn bring_up(&mut self, period: u64, totals: [u64; N]) {
         if period.saturating_add(1) < self.period {
             *self = Self { seen: totals, ..Self::new(period) };

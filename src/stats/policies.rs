@@ -10,38 +10,40 @@ use super::rates::Rates;
 use super::sketch::Sketch;
 use crate::base::sync::{Mutex, lock};
 
-/// The maximum number of policies that are counted apart.
+/// The maximum number of policies that are counted separately.
 pub(super) const POLICIES_MAX: usize = 200;
 
-/// The name of all policies beyond that.
+/// The name under which all further policies are counted together.
 pub(super) const OTHER: &str = "other";
 
-/// The number of slots. It is more than twice that of policies, so that few names have to be compared.
+/// The number of slots. There are more than twice as many slots as policies, so that few names have to be compared.
 const SLOTS: usize = 512;
 
 /// The counts of one policy.
 pub(super) struct PolicyCounts {
     pub(super) name: Arc<str>,
     pub(super) cells: Cells,
-    /// How long requests waited for it.
+    /// How long requests waited because of the policy.
     pub(super) waited: Histogram,
     /// The units of a concurrency limit that requests hold now.
     pub(super) held: AtomicU64,
-    /// How long requests held them.
+    /// How long requests held units of the concurrency limit.
     pub(super) held_for: Histogram,
-    /// The number of requests that began to wait for it, and of those that no longer do.
+    /// The number of requests that began to wait because of the policy, and in `waits_ended` the
+    /// number of them that no longer wait.
     pub(super) waits_begun: AtomicU64,
     pub(super) waits_ended: AtomicU64,
-    /// The bodies that began to be paced, and those that have ended, with their bytes.
+    /// The number of bodies that the policy began to pace, in `paces_ended` the number of them that
+    /// have ended, and in `paced_bytes` their bytes.
     pub(super) paces_begun: AtomicU64,
     pub(super) paces_ended: AtomicU64,
     pub(super) paced_bytes: AtomicU64,
-    /// 0 if it refused no request.
+    /// The time of the last refusal by the policy, in microseconds; 0 if it refused no request.
     pub(super) last_refused_us: AtomicU64,
-    /// True if it is a block, whose refusals are normal.
+    /// True if the policy is a block. Refusals by a block are normal.
     pub(super) is_block: AtomicBool,
     pub(super) rates: Mutex<Rates>,
-    /// The keys that use most of it, if they are counted.
+    /// The keys that use the most units of the policy, if such keys are counted.
     pub(super) used: Option<Sketch>,
     #[cfg(feature = "tracing")]
     pub(super) log: super::log::RefusalLog,
@@ -71,12 +73,12 @@ impl PolicyCounts {
 }
 
 impl PolicyCounts {
-    /// Returns how many requests wait for it. `None` if none ever did.
+    /// Returns how many requests wait because of the policy, or `None` if no request ever did.
     pub(super) fn waiting(&self) -> Option<u64> {
         under_way(&self.waits_begun, &self.waits_ended)
     }
 
-    /// Returns how many bodies it paces. `None` if it never paced one.
+    /// Returns how many bodies the policy paces, or `None` if it never paced a body.
     pub(super) fn pacing(&self) -> Option<u64> {
         under_way(&self.paces_begun, &self.paces_ended)
     }
@@ -90,14 +92,16 @@ fn under_way(begun: &AtomicU64, ended: &AtomicU64) -> Option<u64> {
     (begun > 0).then(|| begun.saturating_sub(ended))
 }
 
-/// The policies, each with its counters. They are found without a lock. None is ever removed.
+/// The policies, each with its counters. A policy is found without a lock. No policy is ever
+/// removed.
 pub(super) struct Policies {
     other: Box<PolicyCounts>,
     slots: Box<[OnceLock<Box<PolicyCounts>>]>,
-    /// The number of policies. Held while one is added.
+    /// The number of policies. The lock is held while a policy is added.
     known: Mutex<usize>,
     is_full: AtomicBool,
-    /// The sets of each policy's sketch of used units, if they are counted.
+    /// The number of sets in the sketch of used units that each policy has, if used units of keys
+    /// are counted.
     used_sets: Option<usize>,
 }
 
@@ -112,7 +116,7 @@ impl Policies {
         }
     }
 
-    /// Returns the entry of a policy. A new one begins at `period`.
+    /// Returns the entry of a policy. The rates of a new entry begin in the bucket `period`.
     #[inline]
     pub(super) fn find(&self, name: &str, period: impl FnOnce() -> u64) -> &PolicyCounts {
         let hash = foldhash::fast::FixedState::default().hash_one(name);
@@ -156,7 +160,7 @@ impl Policies {
         }
     }
 
-    /// Iterates over all policies, the one of all others last.
+    /// Iterates over all policies. The entry for all further policies comes last.
     pub(super) fn iter(&self) -> impl Iterator<Item = &PolicyCounts> {
         self.slots.iter().filter_map(OnceLock::get).map(|entry| &**entry).chain([&*self.other])
     }

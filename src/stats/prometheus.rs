@@ -16,7 +16,7 @@ pub(super) fn text(stats: &StatsSnapshot) -> String {
     text.text
 }
 
-/// The text, and the name of the metric that is being written.
+/// The text so far, and the name of the metric that is being written.
 struct Exposition {
     text: String,
     name: &'static str,
@@ -77,7 +77,7 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// A label's value as the format has it.
+/// A label's value, escaped as the format requires.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {

@@ -1,7 +1,7 @@
 //! Rates of the last five minutes and of the last hour.
 //!
-//! No request adds to a bucket. The first request of a new five seconds compares the policy's totals with those of the
-//! last time, and puts the difference into the bucket that has ended.
+//! No request adds to a bucket. Instead, the first request in each span of five seconds compares the policy's totals
+//! with the totals at the last comparison, and adds the difference to the bucket that has ended.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::base::time::Timestamp;
 /// The length of the short buckets, 5 s.
 pub(super) const SHORT_US: u64 = 5_000_000;
 
-/// The number of short buckets in a long one, of 60 s.
+/// The number of short buckets in a long bucket of 60 s.
 const SHORT_IN_LONG: u64 = 12;
 
-/// Buckets of each length: five minutes and one hour.
+/// The number of short buckets and of long buckets, which cover five minutes and one hour.
 const BUCKETS: u64 = 60;
 
 #[derive(Clone, Copy, Default)]
@@ -37,7 +37,7 @@ impl Counts {
         }
     }
 
-    /// Adds the difference between two totals. A counter that is read late may seem to step back. That counts as no
+    /// Adds the difference between two totals. A counter that is read late may seem to decrease, which counts as no
     /// difference.
     fn add_difference(&mut self, now: &Self, before: &Self) {
         self.allowed += now.allowed.saturating_sub(before.allowed);
@@ -52,7 +52,7 @@ impl Counts {
 pub(super) struct Rates {
     /// The number of the short bucket that is being filled.
     period: u64,
-    /// The totals when the buckets were last brought up to date.
+    /// The totals at the last update of the buckets.
     seen: Counts,
     short: Ring,
     long: Ring,
@@ -73,7 +73,7 @@ impl Ring {
         }
     }
 
-    /// Returns the buckets, the oldest first. `last` is the number of the newest.
+    /// Returns the buckets, the oldest first. `last` is the number of the newest bucket.
     fn read(&self, last: u64, length_us: u64) -> Vec<RateBucket> {
         let first = last.saturating_sub(BUCKETS - 1);
         let bucket = |number: u64| RateBucket {
@@ -91,8 +91,8 @@ impl Rates {
         Self { period, seen: Counts::default(), short: empty(), long: empty() }
     }
 
-    /// Puts what was counted since the last call into the bucket of that time, and begins the bucket of `period`. If
-    /// the clock stepped back by more than a bucket, the buckets start afresh.
+    /// Adds the counts since the last call to the bucket that was being filled, and begins the bucket `period`. If the
+    /// clock stepped back by more than a bucket, all buckets start afresh.
     pub(super) fn bring_up(&mut self, period: u64, totals: &Totals) {
         let now = Counts::of(totals);
         if period.saturating_add(1) < self.period {
@@ -129,7 +129,7 @@ pub struct RateBucket {
 }
 
 impl RateBucket {
-    /// Returns when the span begins, by the clock of the statistics.
+    /// Returns the time at which the span begins, on the clock of the statistics.
     #[must_use]
     pub fn starts_at(&self) -> Timestamp {
         self.starts_at
@@ -141,27 +141,27 @@ impl RateBucket {
         self.length
     }
 
-    /// Returns the requests for which the policy had room.
+    /// Returns the number of requests for which the policy had room.
     #[must_use]
     pub fn allowed(&self) -> u64 {
         self.counts.allowed
     }
 
-    /// Returns those of the [allowed](Self::allowed) requests that left the policy
+    /// Returns the number of [allowed](Self::allowed) requests after which the policy was
     /// [near](crate::observe::PolicyStatus::is_near) its limit.
     #[must_use]
     pub fn near(&self) -> u64 {
         self.counts.near
     }
 
-    /// Returns the requests for which the policy had no room, in any [mode](crate::Mode).
+    /// Returns the number of requests for which the policy had no room, in any [mode](crate::Mode).
     #[must_use]
     pub fn over(&self) -> u64 {
         self.counts.over
     }
 
-    /// Returns the requests that the policy refused: those [over](Self::over) the limit that its mode does not let
-    /// pass, and those that its block refused.
+    /// Returns the number of requests that the policy refused. These are requests [over](Self::over) the limit that the
+    /// mode of the policy does not let pass, and requests that its block refused.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.counts.refused

@@ -1,10 +1,10 @@
 //! The last refusals, in bounded memory.
 //!
-//! Refusals are kept in sets of sixteen entries. A key's fingerprint chooses its set, in which a refusal replaces the
-//! oldest one. So a client that is refused all the time replaces the refusals of only a few other clients.
+//! Refusals are stored in sets of sixteen entries. A key's fingerprint selects its set, in which a new refusal replaces
+//! the oldest refusal. So a client that is refused all the time replaces the refusals of only a few other clients.
 //!
-//! Each entry has its own lock. A writer only tries to lock it, so a refusal waits for no reader. Requests that pass
-//! are not written, and take no lock.
+//! Each entry has its own lock. A writer only tries to lock an entry, so a refusal never waits for a reader. Requests
+//! that pass are not stored, and take no lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use crate::outcome::{Observed, OutcomeKind, PolicyStatus};
 
 const WAYS: usize = 16;
 
-/// The maximum number of refusals that are kept.
+/// The maximum number of refusals that are stored.
 const REFUSALS_MAX: usize = 10_000;
 
-/// The longest method and path in bytes.
+/// The maximum length of the method and the path together, in bytes.
 const REQUEST_MAX: usize = 256;
 
-/// The longest id of a request in bytes.
+/// The maximum length of a request's id, in bytes.
 const ID_MAX: usize = 128;
 
 /// The settings of recent refusals.
@@ -45,19 +45,20 @@ pub(super) struct Recent {
 
 #[derive(Default)]
 struct RecentSet {
-    /// The number of refusals that were written. Modulo the number of entries, it is the index of the next one.
+    /// The number of refusals that were written. This number modulo the number of entries is the index of the next
+    /// entry.
     written: AtomicUsize,
     places: [Mutex<Option<RecentRefusal>>; WAYS],
 }
 
 impl Recent {
-    /// Returns `None` if nothing is to be kept.
+    /// Makes the storage of refusals, or returns `None` if no refusals are to be stored.
     pub(super) fn new(setup: RecentSettings) -> Option<Self> {
         let sets = setup.max.min(REFUSALS_MAX).div_ceil(WAYS);
         (sets > 0).then(|| Self { setup, sets: (0..sets).map(|_| RecentSet::default()).collect() })
     }
 
-    /// Keeps a request, if it was refused.
+    /// Stores a request if it was refused.
     pub(super) fn note(&self, names: &KeyNames, at: Timestamp, observed: &Observed<'_>) {
         let outcome = observed.outcome();
         let is_refused = match outcome.kind() {
@@ -122,7 +123,7 @@ fn line(request: &Head<'_>) -> Box<str> {
     format!("{method} {path}").into()
 }
 
-/// Returns the id of a request, without characters that could move a terminal's cursor.
+/// Returns the id of a request, in which control characters are replaced, because they could move a terminal's cursor.
 fn id(request: &Head<'_>, header: &HeaderName) -> Option<Box<str>> {
     let value = request.headers.get(header)?.as_bytes();
     let text = String::from_utf8_lossy(value.get(..ID_MAX).unwrap_or(value)).replace(char::is_control, "\u{fffd}");
@@ -143,20 +144,21 @@ pub struct RecentRefusal {
 }
 
 impl RecentRefusal {
-    /// Returns when the request was refused, by the clock of the statistics.
+    /// Returns the time at which the request was refused, on the clock of the statistics.
     #[must_use]
     pub fn at(&self) -> Timestamp {
         self.at
     }
 
-    /// Returns what was done with the request.
+    /// Returns what the middleware did with the request.
     #[must_use]
     pub fn outcome(&self) -> OutcomeKind {
         self.outcome
     }
 
-    /// Returns the status of the policy that refused the request: its name and quota, what the request cost, what was
-    /// left, and the wait. If several refused it, it is the one with the longest wait.
+    /// Returns the status of the policy that refused the request: its name and quota, the cost of the request, the
+    /// remaining units, and the wait. If several policies refused the request, returns the status of the policy with
+    /// the longest wait.
     ///
     /// Returns `None` if no policy refused the request: an access list denied it, it had no key, or the limiter failed.
     #[must_use]
@@ -164,20 +166,20 @@ impl RecentRefusal {
         self.status.as_ref()
     }
 
-    /// Returns the [fingerprint](super::TopKey::fingerprint) of the key that this policy was charged for.
+    /// Returns the [fingerprint](super::TopKey::fingerprint) of the key that was charged under this policy.
     #[must_use]
     pub fn fingerprint(&self) -> Option<String> {
         self.fingerprint.map(short_fingerprint)
     }
 
-    /// Returns the name that [`reveal`](super::StatsBuilder::reveal) gave to the key, if it did.
+    /// Returns the name that [`reveal`](super::StatsBuilder::reveal) gave to the key, if it gave a name.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.known.name.as_deref()
     }
 
     /// Returns the method and the path, such as `GET /posts`, if
-    /// [`keep_paths`](super::StatsBuilder::keep_paths) says so.
+    /// [`keep_paths`](super::StatsBuilder::keep_paths) is on.
     #[must_use]
     pub fn request(&self) -> Option<&str> {
         self.request.as_deref()
@@ -189,12 +191,12 @@ impl RecentRefusal {
         self.request_id.as_deref()
     }
 
-    /// Returns whether the key has this whole fingerprint.
+    /// Returns whether the key has this fingerprint, in its full length.
     pub(crate) fn is_of(&self, fingerprint: u64) -> bool {
         self.fingerprint == Some(fingerprint)
     }
 
-    /// Returns the whole fingerprint, and the key if it is kept.
+    /// Returns the full fingerprint and the key, if the key is stored.
     pub(crate) fn kept(&self) -> Option<(u64, &Arc<Key>)> {
         Some((self.fingerprint?, self.known.key.as_ref()?))
     }

@@ -10,17 +10,18 @@ use super::histogram::HistogramSnapshot;
 use super::series::{MetricKind, Sink, write_all};
 use super::snapshot::StatsSnapshot;
 
-/// The values that the recorder has got so far.
+/// The values that the recorder has received so far.
 ///
-/// A series is registered once, and its handle is kept: some recorders keep the last value behind the handle, and count
-/// from zero with a new handle.
+/// A series is registered only once, and its handle is kept. The reason is that some recorders store the last value
+/// behind the handle, and count from zero with a new handle.
 #[derive(Default)]
 pub(super) struct Recorded {
-    /// The address of the recorder to which the handles belong. Another recorder gets handles of its own, because an
-    /// application may install its recorder after the first call.
+    /// The address of the recorder to which the handles belong. If the recorder changes, new handles are made, because
+    /// an application may install its recorder after the first call.
     recorder: Option<usize>,
     handles: BTreeMap<Series, Handle>,
-    /// Durations, which the recorder takes one by one, and not as totals.
+    /// The durations that the recorder has received. It takes each duration separately, not as
+    /// totals.
     durations: BTreeMap<Series, HistogramSnapshot>,
 }
 
@@ -33,7 +34,7 @@ enum Handle {
     Histogram(Histogram),
 }
 
-/// Hands all metrics to the recorder.
+/// Passes all metrics to the recorder.
 pub(super) fn record(stats: &StatsSnapshot, recorded: &mut Recorded) {
     metrics::with_recorder(|recorder| {
         let address = Some(std::ptr::from_ref(recorder).cast::<()>().addr());
@@ -48,7 +49,7 @@ pub(super) fn record(stats: &StatsSnapshot, recorded: &mut Recorded) {
 
 struct Recorder<'a> {
     recorder: &'a dyn metrics::Recorder,
-    /// True if the recorder knows no metric yet.
+    /// True if no metric was passed to the recorder yet.
     is_new: bool,
     name: &'static str,
     kind: MetricKind,
@@ -56,7 +57,7 @@ struct Recorder<'a> {
 }
 
 impl Recorder<'_> {
-    /// Returns the handle of a series, which is registered first if it is new.
+    /// Returns the handle of a series. A new series is registered first.
     fn handle(&mut self, labels: &[(&'static str, &str)]) -> &Handle {
         let series = series(self.name, labels);
         self.recorded.handles.entry(series).or_insert_with(|| {

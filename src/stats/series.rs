@@ -9,9 +9,9 @@ use crate::outcome::OutcomeKind;
 use crate::rules_in_force::RulesInForce;
 use crate::store_load::StoreLoad;
 
-/// Takes the metrics: a text, or a recorder.
+/// Receives the metrics. A text and a recorder implement it.
 pub(super) trait Sink {
-    /// Begins a metric. The series that follow are its own.
+    /// Begins a metric. The series that follow belong to this metric.
     fn begin(&mut self, name: &'static str, kind: MetricKind, help: &'static str);
 
     /// Takes a series of a counter or a gauge.
@@ -31,7 +31,7 @@ pub(super) enum MetricKind {
     Histogram,
 }
 
-/// The name of a metric, its help, and what reads its value.
+/// The name of a metric, its help text, and the function that reads its value.
 type Metric<F> = (&'static str, &'static str, F);
 
 type OfRules = fn(RulesInForce) -> u64;
@@ -39,7 +39,7 @@ type OfFleet = fn((u64, u64, Timestamp)) -> u64;
 
 type OfStore<T> = fn(&StoreLoad) -> T;
 
-/// Hands over every series of every metric.
+/// Passes every series of every metric to `to`.
 pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     let (policies, events) = (stats.policies(), stats.events());
 
@@ -224,7 +224,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     }
 }
 
-/// Writes how busy the store is, if there is one. The checks that were shed are errors of the kind `overloaded`.
+/// Writes how busy the store is, if there is a store. The checks that were shed are errors of the kind `overloaded`.
 fn store_load(to: &mut impl Sink, load: Option<&StoreLoad>) {
     let counts: [Metric<OfStore<usize>>; 2] = [
         ("ratelimit_limiter_waiting", "Checks and corrections that wait for an answer of the store.", |load| {

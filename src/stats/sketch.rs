@@ -1,11 +1,12 @@
-//! The keys that are refused most, or use most, in bounded memory.
+//! The keys that are refused most often, or that use the most units, in bounded memory.
 //!
-//! It is the Space-Saving sketch (Metwally, Agrawal and El Abbadi 2005) in sets: a key's fingerprint chooses a set, and
-//! each set is a sketch of eight counters. So a request looks at eight counters instead of all.
+//! The data structure is the Space-Saving sketch (Metwally, Agrawal and El Abbadi 2005), divided into sets: a key's
+//! fingerprint selects a set, and each set is a sketch of eight counters. So a request reads eight counters instead of
+//! all counters.
 //!
-//! A key without a counter takes over the smallest one of its set, and counts on from its value. So a count is never
-//! too small, and too large by at most the value that was taken over, which is kept beside it. A key that has more
-//! than an eighth of its set's count has a counter.
+//! A key without a counter takes over the smallest counter of its set, and continues from the value of that counter. So
+//! a count is never too small. It is too large by at most the value that was taken over, which is stored as the error.
+//! A key that has more than an eighth of the counts of its set has a counter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,15 +15,16 @@ use super::names::{KeyNames, KnownKey, short_fingerprint};
 use crate::base::sync::{Mutex, lock, try_lock};
 use crate::key::Key;
 
-/// The sets of the sketch of all refused keys.
+/// The number of sets in the sketch of all refused keys.
 pub(super) const REFUSED_SETS: usize = 64;
 
-/// The sets of the sketch of a policy's used units. Units of several policies cannot be compared, so each has its own.
+/// The number of sets in the sketch of a policy's used units. Units of different policies cannot be compared, so each
+/// policy has its own sketch.
 pub(super) const USED_SETS: usize = 16;
 
 const WAYS: usize = 8;
 
-/// The counts are halved after this time, so that old ones fade.
+/// The time after which all counts are halved, in microseconds, so that old counts fade.
 pub(super) const HALVED_EACH_US: u64 = 300_000_000;
 
 #[derive(Default)]
@@ -31,11 +33,11 @@ struct SketchSlot {
     policy: Option<Arc<str>>,
     count: u64,
     error: u64,
-    /// `None` until it is asked for.
+    /// The name and the key, or `None` before the key is counted for the second time.
     known: Option<KnownKey>,
 }
 
-/// The sketch. It holds keys only if operators may act on them.
+/// The sketch. The full key is stored only if operators may act on keys.
 pub(super) struct Sketch {
     sets: Box<[Mutex<[SketchSlot; WAYS]>]>,
 }
@@ -45,9 +47,9 @@ impl Sketch {
         Self { sets: (0..sets).map(|_| Mutex::new(Default::default())).collect() }
     }
 
-    /// Counts a refusal of a key, or used units, given the key's fingerprint. If another thread holds the key's set, it
-    /// is not counted, because the sketch is an estimate anyway. When a key is counted for the second time, it gets a
-    /// name, and is kept if operators may act on it.
+    /// Counts a refusal of the key with this fingerprint, or its used units. If another thread has locked the key's
+    /// set, the event is not counted, because the sketch is an estimate anyway. When a key is counted for the second
+    /// time, its name is stored, and also the key itself if operators may act on keys.
     pub(super) fn count(&self, names: &KeyNames, policy: &Arc<str>, fingerprint: u64, key: &Key, by: u64) {
         let Some(set) = self.sets.get(fingerprint as usize % self.sets.len().max(1)) else { return }; // any bits do
         let Some(mut slots) = try_lock(set) else { return };
@@ -85,7 +87,7 @@ impl Sketch {
         }
     }
 
-    /// Returns the keys with the largest counts first.
+    /// Returns the keys, those with the largest counts first.
     pub(super) fn read(&self) -> Vec<TopKey> {
         let mut all = Vec::new();
         for set in &self.sets {
@@ -111,7 +113,7 @@ impl SketchSlot {
     }
 }
 
-/// A key that a policy refused often, that used much of it, or that holds units of it.
+/// A key that a policy refused often, that used many units of the policy, or that holds units of it.
 #[derive(Clone)]
 pub struct TopKey {
     policy: Arc<str>,
@@ -127,7 +129,7 @@ impl TopKey {
         Self { policy, fingerprint, known, count, error: 0 }
     }
 
-    /// Sorts the keys with the largest counts first.
+    /// Sorts the keys, those with the largest counts first.
     pub(super) fn sort(all: &mut [Self]) {
         all.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.fingerprint.cmp(&b.fingerprint)));
     }
@@ -138,28 +140,28 @@ impl TopKey {
         &self.policy
     }
 
-    /// Returns eight hex digits that stand for the key in this process. They are made with a secret that is new in each
-    /// process: they do not reveal the key, and do not link it to another process.
+    /// Returns eight hex digits that identify the key in this process. They are made with a secret that is new in each
+    /// process, so they do not reveal the key, and are different in another process.
     ///
-    /// Nobody can find a key by them. On a [status page](crate::guide::observing#a-status-page) with operators they are
-    /// enough to unblock or reset a client.
+    /// Nobody can compute a key from the digits. On a [status page](crate::guide::observing#a-status-page) with
+    /// operators, the digits are enough to unblock or reset a client.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         short_fingerprint(self.fingerprint)
     }
 
-    /// Returns the name that [`reveal`](super::StatsBuilder::reveal) gave to the key, if it did.
+    /// Returns the name that [`reveal`](super::StatsBuilder::reveal) gave to the key, if it gave a name.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.known.name.as_deref()
     }
 
-    /// Returns about how often the key was refused, or how many units it used. Older ones count less, because the count
-    /// is halved every five minutes. It is too large by at most [`error`](Self::error). It is too small by the events
-    /// that were skipped while another thread counted, and by the rounding of halves.
+    /// Returns about how often the key was refused, or about how many units it used. Older events count less, because
+    /// the count is halved every five minutes. The count is too large by at most [`error`](Self::error). It is too
+    /// small by the events that were skipped while another thread counted, and by the rounding of halves.
     ///
-    /// Among the keys that [hold most](super::StatsSnapshot::most_held) it is the number of units that the key holds
-    /// now.
+    /// For the keys that [hold the most units](super::StatsSnapshot::most_held), returns the exact number of units that
+    /// the key holds now.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
@@ -171,7 +173,7 @@ impl TopKey {
         self.error
     }
 
-    /// Returns the whole fingerprint, and the key if it is kept.
+    /// Returns the full fingerprint and the key, if the key is stored.
     pub(crate) fn kept(&self) -> Option<(u64, &Arc<Key>)> {
         Some((self.fingerprint, self.known.key.as_ref()?))
     }

@@ -18,8 +18,8 @@ use crate::store_load::StoreLoad;
 
 /// The statistics at one time, made by [`Stats::snapshot`](super::Stats::snapshot).
 ///
-/// The counters are read one after another while requests are served, so two of them may differ by the requests
-/// between.
+/// The counters are read one after another while requests are served, so two counters may differ by the requests
+/// between their readings.
 #[derive(Clone, Debug)]
 pub struct StatsSnapshot {
     pub(super) taken_at: Timestamp,
@@ -37,7 +37,7 @@ pub struct StatsSnapshot {
 }
 
 impl StatsSnapshot {
-    /// Returns when the snapshot was made, by the clock of the statistics.
+    /// Returns the time at which the snapshot was made, on the clock of the statistics.
     #[must_use]
     pub fn taken_at(&self) -> Timestamp {
         self.taken_at
@@ -49,43 +49,43 @@ impl StatsSnapshot {
         self.started_at
     }
 
-    /// Returns the requests with an outcome. Each layer counts a request that it gets, once.
+    /// Returns the number of requests with an outcome. Each layer counts each of its requests once.
     #[must_use]
     pub fn requests(&self, outcome: OutcomeKind) -> u64 {
         self.outcomes[outcome as usize]
     }
 
-    /// Returns the requests with an outcome in the last ten to fifteen seconds.
+    /// Returns the number of requests with an outcome in the last ten to fifteen seconds.
     #[must_use]
     pub fn newest_requests(&self, outcome: OutcomeKind) -> u64 {
         self.newest_outcomes[outcome as usize]
     }
 
-    /// Returns the policies that were observed, by name. If there are more than 200, the last to come are counted
-    /// together as `other`.
+    /// Returns the policies that were observed, by name. If there are more than 200, those that were observed later are
+    /// counted together as `other`.
     #[must_use]
     pub fn policies(&self) -> &[PolicySnapshot] {
         &self.policies
     }
 
-    /// Returns the keys that were refused most often of late, the most refused first: at most 512. Only refusals count:
-    /// a key that stays just under its limit is not among them, but among those that
-    /// [use most](PolicySnapshot::most_used).
+    /// Returns the keys that were refused most often recently, the most refused first: at most 512. Only refusals
+    /// count. A key that stays just under its limit is not here, but among the keys that [use the most
+    /// units](PolicySnapshot::most_used).
     #[must_use]
     pub fn most_limited(&self) -> &[TopKey] {
         &self.most_limited
     }
 
-    /// Returns the keys whose requests hold units of [concurrency limits](crate::Quota::concurrent) now, those that
-    /// hold most first: at most 1,024. If more keys hold units at once, those that began while there was no room are
-    /// left out. The [count](TopKey::count) of a key is the units that it holds in this process.
+    /// Returns the keys whose requests now hold units of [concurrency limits](crate::Quota::concurrent), those with the
+    /// most units first: at most 1,024. If more keys hold units, a key is missing if there was no room when it took its
+    /// first unit. The [count](TopKey::count) of a key is the number of units that it holds in this process.
     #[must_use]
     pub fn most_held(&self) -> &[TopKey] {
         &self.most_held
     }
 
     /// Returns the last refusals, the latest first, if
-    /// [`max_recent_refusals`](super::StatsBuilder::max_recent_refusals) says that they are kept.
+    /// [`max_recent_refusals`](super::StatsBuilder::max_recent_refusals) is not 0.
     #[must_use]
     pub fn recent_refusals(&self) -> &[RecentRefusal] {
         self.recent_refusals.as_deref().unwrap_or_default()
@@ -103,21 +103,22 @@ impl StatsSnapshot {
     }
 
     /// Returns how busy the stores of the observed limiters were when the snapshot was made. If there are several
-    /// stores, their counts are added, and the times are those of the store that is nearest to its deadline. Returns
+    /// stores, their counts are added, and the times belong to the store that is nearest to its deadline. Returns
     /// `None` if no limiter has a store.
     #[must_use]
     pub fn store_load(&self) -> Option<&StoreLoad> {
         self.store_load.as_ref()
     }
 
-    /// Returns which rules of a file are in force in the observed layers. If there are several files, it is the one
+    /// Returns which rules of a file are in force in the observed layers. If there are several files, returns the rules
     /// that came into force last. Returns `None` if no layer has rules of a file.
     #[must_use]
     pub fn rules(&self) -> Option<RulesInForce> {
         self.rules
     }
 
-    /// Iterates over the kinds of [setup warnings](crate::observe::SetupWarning) that were reported, and how often.
+    /// Iterates over the kinds of [setup warnings](crate::observe::SetupWarning) that were reported, each with the
+    /// number of reports.
     pub fn setup_warnings(&self) -> impl Iterator<Item = (SetupWarningKind, u64)> {
         self.setup_warnings.iter().copied()
     }
@@ -132,9 +133,9 @@ pub struct PolicySnapshot {
     pub(super) is_block: bool,
     pub(super) held: u64,
     pub(super) held_for: HistogramSnapshot,
-    /// `None` if no request ever waited for it.
+    /// The number of waiting requests, or `None` if no request ever waited because of the policy.
     pub(super) waiting: Option<u64>,
-    /// `None` if it never paced a body.
+    /// The number of paced bodies, or `None` if the policy never paced a body.
     pub(super) pacing: Option<u64>,
     pub(super) paced_bytes: u64,
     pub(super) last_refused_at: Option<Timestamp>,
@@ -150,13 +151,13 @@ impl PolicySnapshot {
         &self.name
     }
 
-    /// Returns the requests that found the policy in a state while its rule was in a mode.
+    /// Returns the number of requests that found the policy in a state while its rule was in a mode.
     #[must_use]
     pub fn decided(&self, mode: Mode, state: PolicyState) -> u64 {
         self.totals.states[mode as usize][state as usize]
     }
 
-    /// Iterates over the modes and states that requests found the policy in, and how many did.
+    /// Iterates over the modes and states in which requests found the policy, each with the number of requests.
     pub(super) fn states(&self) -> impl Iterator<Item = (&'static str, PolicyState, u64)> {
         let modes =
             Mode::ALL.iter().zip(self.totals.states).filter(|(_, states)| states.iter().any(|count| *count > 0));
@@ -165,62 +166,65 @@ impl PolicySnapshot {
         })
     }
 
-    /// Returns the requests that the policy refused, with those that went to an overflow. Several policies may have
-    /// refused one request.
+    /// Returns the number of requests that the policy refused, including requests that went to an overflow. Several
+    /// policies may have refused one request.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.totals.refused
     }
 
-    /// Returns whether the policy is a [block](crate::Quota::block): it refuses keys for a time after strikes, so many
-    /// refusals are normal.
+    /// Returns whether the policy is a [block](crate::Quota::block): a block refuses keys for a time after strikes, so
+    /// many refusals are normal.
     #[must_use]
     pub fn is_block(&self) -> bool {
         self.is_block
     }
 
-    /// Returns the units that were taken when requests passed. Later refunds and settlements do not change it.
+    /// Returns the number of units that were taken when requests passed. Later refunds and settlements do not change
+    /// this number.
     #[must_use]
     pub fn units(&self) -> u64 {
         self.totals.units
     }
 
     /// Returns how long requests waited because of this policy: for their departure from its leaky queue, or in line
-    /// for units of its concurrency limit. It has a duration for each wait that has ended, however it ended.
+    /// for units of its concurrency limit. The histogram has a duration for each wait that has ended in any way.
     #[must_use]
     pub fn waited(&self) -> &HistogramSnapshot {
         &self.waited
     }
 
-    /// Returns the units of the policy's [concurrency limit](crate::Quota::concurrent) that requests in flight hold
-    /// now, in the layers that these statistics observe. Places that are held [by hand](crate::MemoryLimiter::hold) are
-    /// not counted. A reset does not lower the number: a request is counted until it ends.
+    /// Returns the number of units of the policy's [concurrency limit](crate::Quota::concurrent) that requests in
+    /// flight hold now, in the layers that these statistics observe. Places that are held [without a
+    /// layer](crate::MemoryLimiter::hold) are not counted. A reset does not lower the number, because a request is
+    /// counted until it ends.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held
     }
 
-    /// Returns how long requests held units of the policy's concurrency limit: one duration for each request that has
-    /// returned them.
+    /// Returns how long requests held units of the policy's concurrency limit. The histogram has one duration for each
+    /// request that has returned its units.
     #[must_use]
     pub fn held_for(&self) -> &HistogramSnapshot {
         &self.held_for
     }
 
-    /// Returns the requests that wait now because of this policy: for their departure from its leaky queue, or in line
-    /// for units of its concurrency limit.
+    /// Returns the number of requests that now wait because of this policy: for their departure from its leaky queue,
+    /// or in line for units of its concurrency limit.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.waiting.unwrap_or(0)
     }
 
-    /// Returns the bodies of requests and responses that this policy [paces](crate::Rule::pace_responses) now.
+    /// Returns the number of bodies of requests and responses that this policy [paces](crate::Rule::pace_responses)
+    /// now.
     #[must_use]
     pub fn pacing(&self) -> u64 {
         self.pacing.unwrap_or(0)
     }
 
-    /// Returns the bytes of the bodies that had this policy's pace and have ended.
+    /// Returns the number of bytes of the bodies that this policy paced and that have ended.
     #[must_use]
     pub fn paced_bytes(&self) -> u64 {
         self.paced_bytes
@@ -241,33 +245,33 @@ impl PolicySnapshot {
         self.held > 0 || self.held_for.count() > 0
     }
 
-    /// Returns when the policy last refused a request, if it did.
+    /// Returns the time at which the policy last refused a request, or `None` if it never did.
     #[must_use]
     pub fn last_refused_at(&self) -> Option<Timestamp> {
         self.last_refused_at
     }
 
-    /// Returns the last five minutes in buckets of 5 s, the oldest first. The last bucket is not over yet.
+    /// Returns the last five minutes in buckets of 5 s, the oldest first. The last bucket has not ended yet.
     #[must_use]
     pub fn five_minutes(&self) -> &[RateBucket] {
         &self.five_minutes
     }
 
-    /// Returns the last hour in buckets of 60 s, the oldest first. The last bucket is not over yet.
+    /// Returns the last hour in buckets of 60 s, the oldest first. The last bucket has not ended yet.
     #[must_use]
     pub fn hour(&self) -> &[RateBucket] {
         &self.hour
     }
 
-    /// Returns the keys that used most units of late, by requests that passed: at most 128, and the key that used most
-    /// first. Units that were refunded or settled later are not subtracted. It is empty unless
-    /// [`count_use`](super::StatsBuilder::count_use) says that they are counted.
+    /// Returns the keys whose passed requests used the most units recently: at most 128, the key with the most units
+    /// first. Units that were refunded or settled later are not subtracted. The list is empty unless
+    /// [`count_use`](super::StatsBuilder::count_use) is on.
     #[must_use]
     pub fn most_used(&self) -> &[TopKey] {
         self.most_used.as_deref().unwrap_or_default()
     }
 
-    /// Returns whether the keys that use most are counted.
+    /// Returns whether used units are counted for each key.
     pub(crate) fn counts_use(&self) -> bool {
         self.most_used.is_some()
     }

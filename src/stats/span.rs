@@ -27,14 +27,15 @@ pub(super) fn record_allowed(policy: &Policy) {
     Span::current().record(OUTCOME, crate::outcome::OutcomeKind::Allowed.as_str()).record(POLICY, policy.name());
 }
 
-/// Records how long the request waited, if the event says so.
+/// Records how long the request waited, if the event is the end of a wait.
 pub(super) fn record_wait(event: &LayerEvent) {
     if let LayerEvent::WaitEnded { waited, .. } = event {
         Span::current().record(WAIT_MS, millis(*waited));
     }
 }
 
-/// Records how long the check of a store took, if the event says so. It is reported while the request is served.
+/// Records how long the check of a store took, if the event is such a check. The event is reported while the request is
+/// served.
 pub(super) fn record_check(event: &LimiterEvent) {
     if let LimiterEvent::StoreChecked { duration, .. } = event {
         Span::current().record(STORE_MS, millis(*duration));

@@ -9,8 +9,8 @@ labelled! {
     as_str {
         /// The quota had room for the request.
         Within = "within",
-        /// The quota had room for the request, and no more remains than
-        /// [`Rule::warn_at_percent`](crate::Rule::warn_at_percent) says.
+        /// The quota had room for the request, and at most the percentage set by
+        /// [`Rule::warn_at_percent`](crate::Rule::warn_at_percent) remains.
         Near = "near",
         /// The quota had no room for the request.
         Over = "over",

@@ -38,12 +38,12 @@ use crate::rules_in_force::{RulesInForce, RulesReader};
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
 use crate::store_load::StoreLoadReader;
 
-/// Counts what layers and limiters do: an [`Observer`] for metrics and status pages.
+/// An [`Observer`] that counts what layers and limiters do, for metrics and status pages.
 ///
-/// Set it on each layer by [`observer`](crate::RateLimitLayer::observer). A layer hands its observer on to its limiter,
-/// so it also counts the events of the limiter, of Redis, of a fallback and of files of rules. Clones count together,
-/// and an event of a limiter counts once, even if several layers and builders have clones. A request that passes
-/// through several layers is counted by each.
+/// Set a `Stats` on each layer with [`observer`](crate::RateLimitLayer::observer). A layer passes its observer to its
+/// limiter, so the `Stats` also counts the events of the limiter, of Redis, of a fallback and of files of rules. Clones
+/// share their counts, and an event of a limiter counts once, even if several layers and builders have clones. A
+/// request that passes through several layers is counted once for each layer.
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key, observe::Stats};
@@ -60,24 +60,24 @@ use crate::store_load::StoreLoadReader;
 ///
 /// * No count is lost. A count is an addition to one of several copies of a counter, so threads seldom wait for each
 ///   other.
-/// * A request allocates nothing, except the first one of each policy.
-/// * A count takes about 0.1 µs, most of it to read the clock. The first request of every five seconds takes some
-///   microseconds more for each policy, to bring the rates up to date.
-/// * Memory is bounded: about 7 KiB for each policy, of which at most 200 are counted apart, and at most 100 KiB for
-///   the keys that are refused most, and 100 KiB for those that hold units of concurrency limits. The policies after
-///   the first 200 are counted together, as `other`.
-/// * Keys, paths and addresses are in no metric. No key is kept, unless the
-///   [operators](crate::guide::observing#a-status-page) of a status page may act on the keys that it lists.
+/// * Counting a request allocates no memory, except for the first request of each policy.
+/// * Counting takes about 0.1 µs, most of which is the reading of the clock. The first request in every five seconds
+///   takes some microseconds more for each policy, to update the rates.
+/// * Memory is bounded: about 7 KiB for each policy, at most 100 KiB for the keys that are refused most, and at most
+///   100 KiB for the keys that hold units of concurrency limits. At most 200 policies are counted separately. Further
+///   policies are counted together as `other`.
+/// * Keys, paths and addresses are in no metric. Keys are stored only if the
+///   [operators](crate::guide::observing#a-status-page) of a status page may act on the keys that the page lists.
 ///
-/// [Setup warnings](SetupWarning) are counted, and reported as without an observer. To see outcomes in another
-/// way as well, write an observer that calls the methods of a `Stats`.
+/// [Setup warnings](SetupWarning) are counted, and are also reported as without an observer. If you need another
+/// observer besides a `Stats`, write an observer that calls the methods of a `Stats`.
 #[derive(Clone)]
 pub struct Stats(Arc<Inner>);
 
 struct Inner {
     clock: Arc<dyn Clock>,
     started_at: Timestamp,
-    /// When the current short bucket of the rates began.
+    /// The time at which the current short bucket of the rates began.
     began_us: AtomicU64,
     outcome_cells: OutcomeCells,
     newest_outcomes: Mutex<NewestCounts<KINDS>>,
@@ -91,7 +91,8 @@ struct Inner {
     stores: Stores,
     rules: Mutex<Vec<RulesReader>>,
     setup_warnings: [AtomicU64; SetupWarningKind::ALL.len()],
-    /// Held by the thread that begins the next bucket: how often the sketch's time to halve has passed since the epoch.
+    /// The number of times that the sketch was due to be halved since the epoch. The thread that begins the next bucket
+    /// holds the lock.
     halves: Mutex<u64>,
     #[cfg(feature = "tracing")]
     logs_refusals: bool,
@@ -119,23 +120,24 @@ pub struct StatsBuilder {
 }
 
 impl StatsBuilder {
-    /// Reads this clock instead of the [monotonic](MonotonicClock) one, once for each outcome and when a place is taken
-    /// or returned. The times in snapshots, the [rates](PolicySnapshot::five_minutes), the fading of old refusals, and
-    /// how long places are [held](PolicySnapshot::held_for) depend on it.
+    /// Sets the clock. The default is the [monotonic](MonotonicClock) clock. The clock is read once for each outcome,
+    /// and when a place is taken or returned. It determines the times in snapshots, the
+    /// [rates](PolicySnapshot::five_minutes), the fading of old refusals, and how long places are
+    /// [held](PolicySnapshot::held_for).
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(Arc::new(clock));
         self
     }
 
-    /// Names the keys that are listed, such as those that are refused most, in [`StatsSnapshot::most_limited`]. By
-    /// default a key has only a [fingerprint](super::TopKey::fingerprint), which cannot be turned into a key. A
-    /// [status page](crate::guide::observing#a-status-page) can unblock and reset a key by its fingerprint.
+    /// Sets a closure that names the listed keys, such as the most refused keys in [`StatsSnapshot::most_limited`]. By
+    /// default a key has only a [fingerprint](super::TopKey::fingerprint), which cannot be turned into a key. A [status
+    /// page](crate::guide::observing#a-status-page) can unblock and reset a key by its fingerprint.
     ///
-    /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
-    /// or `None`: for example an address without its last byte. The closure is called for a key that was refused at
-    /// least twice, for a key that holds units of a [concurrency limit](crate::Quota::concurrent) by several requests,
-    /// and for each of the [recent refusals](Self::max_recent_refusals). It runs while a request is served. At most 128
-    /// bytes of a name are kept.
+    /// **A key may be a secret or personal data**, such as a token or an address. Return a part of the key that
+    /// operators may see, such as an address without its last byte, or `None`. The closure is called for a key that was
+    /// refused at least twice, for a key of which several requests hold units of a [concurrency
+    /// limit](crate::Quota::concurrent), and for each of the [recent refusals](Self::max_recent_refusals). It is called
+    /// while a request is served. At most 128 bytes of a name are stored.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -158,32 +160,33 @@ impl StatsBuilder {
         self
     }
 
-    /// Counts which keys use most of each policy, for [`PolicySnapshot::most_used`]. So they include a key that stays
-    /// just under its limit. The names are those that [`reveal`](Self::reveal) gives, when a key has used units for
-    /// the second time.
+    /// Sets whether the used units of keys are counted, for [`PolicySnapshot::most_used`]. This also finds a key that
+    /// stays just under its limit. When a key has used units for the second time, it gets the name that
+    /// [`reveal`](Self::reveal) returns.
     ///
-    /// By default this is off, because each request that passes takes longer: some 350 instructions beside the 950 of a
-    /// layer with statistics (`benches/instructions`). It takes about 15 KiB for each policy.
+    /// By default this is off, because each request that passes then needs about 350 instructions more than the 950
+    /// instructions of a layer with statistics (`benches/instructions`). It also needs about 15 KiB of memory for each
+    /// policy.
     pub fn count_use(mut self, count_use: bool) -> Self {
         self.counts_use = count_use;
         self
     }
 
-    /// Keeps the last refusals, for [`StatsSnapshot::recent_refusals`] and the
-    /// [status page](crate::guide::observing#a-status-page): when, by which policy, what was left, the wait,
-    /// and the key as [`reveal`](Self::reveal) names it, else its
-    /// [fingerprint](super::TopKey::fingerprint). So a question of a user can be answered afterwards. The
-    /// default is 0, which keeps none.
+    /// Sets how many of the last refusals are stored, for [`StatsSnapshot::recent_refusals`] and the [status
+    /// page](crate::guide::observing#a-status-page). A stored refusal has its time, the policy, the remaining units,
+    /// the wait, and the name of the key from [`reveal`](Self::reveal), or otherwise the key's
+    /// [fingerprint](super::TopKey::fingerprint). With them you can find out later why a user was refused. The default
+    /// is 0, which keeps none.
     ///
-    /// * At most 10,000 are kept. The number is rounded up to a multiple of 16.
-    /// * Each takes about 300 bytes from the beginning, and at most 512 more for texts.
+    /// * At most 10,000 refusals are stored. The number is rounded up to a multiple of 16.
+    /// * Each entry needs about 300 bytes, which are allocated at the start, and at most 512 bytes more for texts.
     /// * A key has 16 entries, which it shares with some other keys. So a client that is refused all the time does not
-    ///   push out the others, and at most the last 16 refusals of a client are kept.
-    /// * A refusal takes some 0.1 µs more, and what `reveal` takes. It never waits. A request that passes takes no
+    ///   displace the refusals of all other clients, and at most the last 16 refusals of a client are stored.
+    /// * A refusal takes about 0.1 µs longer, plus the time of `reveal`. It never waits. A request that passes takes no
     ///   lock.
     /// * A request that went to an [overflow](crate::RateLimitLayer::overflow) counts as refused.
     ///
-    /// They belong to the process: if a service has several, each has its own.
+    /// Each process of a service stores only its own refusals.
     ///
     /// ```
     /// use http::HeaderName;
@@ -200,31 +203,33 @@ impl StatsBuilder {
         self
     }
 
-    /// Keeps, with each of the [recent refusals](Self::max_recent_refusals), the request's id: the first value of this
-    /// header, at most 128 bytes of it. By default none is kept.
+    /// Sets the header whose first value is stored as the request's id with each of the [recent
+    /// refusals](Self::max_recent_refusals), at most 128 bytes of it. By default no id is stored.
     ///
-    /// A client can send any text, so let a proxy or a layer outside of this one set the header.
+    /// A client can send any text in the header, so a proxy or an outer layer should set the header.
     pub fn request_id(mut self, header: HeaderName) -> Self {
         self.recent.request_id = Some(header);
         self
     }
 
-    /// Keeps, with each of the [recent refusals](Self::max_recent_refusals), the request's method and path, at most
-    /// 256 bytes of them. The query is never kept. By default this is off, because **a path may contain secrets or
-    /// personal data**, such as the token of a link that resets a password.
+    /// Sets whether the request's method and path are stored with each of the [recent
+    /// refusals](Self::max_recent_refusals), at most 256 bytes of them together. The query is never stored. By default
+    /// this is off, because **a path may contain secrets or personal data**, such as the token of a link that resets a
+    /// password.
     pub fn keep_paths(mut self, keep_paths: bool) -> Self {
         self.recent.paths = keep_paths;
         self
     }
 
-    /// Writes refusals as events of `tracing`, with the target `tower_ratelimit`. By default this is off.
+    /// Sets whether refusals are written as events of `tracing`, with the target `tower_ratelimit`. By default this is
+    /// off.
     ///
     /// * A refused request is an event at the level `DEBUG`, with the fields `policy`, `outcome`, `retry_after_ms` and
-    ///   `key`, the key's [fingerprint](super::TopKey::fingerprint).
-    /// * The refusals of a policy in ten seconds are one event at the level `WARN`: `client: 1284 refused for at least
-    ///   37 keys`, with the fields `policy`, `refused` and `keys`. At most 4,096 keys are distinguished. Nothing runs
-    ///   in the background: the summary is written with the next outcome after the ten seconds, or the next
-    ///   [snapshot](Stats::snapshot) or scrape.
+    ///   `key`. The field `key` has the key's [fingerprint](super::TopKey::fingerprint).
+    /// * The refusals of a policy in ten seconds are one event at the level `WARN`:
+    ///   `client: 1284 refused for at least 37 keys`, with the fields `policy`, `refused` and `keys`. At most 4,096
+    ///   keys are distinguished. No background task writes the summary. It is written at the first outcome,
+    ///   [snapshot](Stats::snapshot) or scrape after the ten seconds.
     #[cfg(feature = "tracing")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tracing")))]
     pub fn log_refusals(mut self, log_refusals: bool) -> Self {
@@ -232,8 +237,8 @@ impl StatsBuilder {
         self
     }
 
-    /// Records what happens to a request in the current span of `tracing`. It fills the following fields if the span
-    /// declares them. By default `false`.
+    /// Sets whether the outcome of a request is recorded in the current span of `tracing`. The following fields are
+    /// filled if the span declares them. By default `false`.
     ///
     /// | field | value |
     /// |---|---|
@@ -243,7 +248,8 @@ impl StatsBuilder {
     /// | `ratelimit.store_ms` | how long the check of Redis or another store took |
     ///
     /// A span declares them as empty: `info_span!("request", ratelimit.outcome = Empty, …)`. If a request passes
-    /// several layers, the last one to record stays. A span that declares none of them is looked up for each request.
+    /// several layers, a field has the value that was recorded last. Even a span that declares none of these fields is
+    /// looked up for each request.
     #[cfg(feature = "tracing")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tracing")))]
     pub fn fill_spans(mut self, fill_spans: bool) -> Self {
@@ -251,7 +257,7 @@ impl StatsBuilder {
         self
     }
 
-    /// Makes the statistics, which begin at zero.
+    /// Makes statistics that begin at zero.
     #[must_use]
     pub fn build(self) -> Stats {
         let clock = self.clock.unwrap_or_else(|| Arc::new(MonotonicClock::new()));
@@ -303,8 +309,8 @@ impl Stats {
         StatsBuilder::default()
     }
 
-    /// Returns what was counted. Takes some microseconds for each policy, and for the keys that are refused most, and a
-    /// fraction of one for each recent refusal.
+    /// Returns the statistics. This takes some microseconds for each policy and for the most refused keys, and less
+    /// than a microsecond for each recent refusal.
     #[must_use]
     pub fn snapshot(&self) -> StatsSnapshot {
         let mut counts = self.counts(); // first, because it lets old counts fade
@@ -316,7 +322,7 @@ impl Stats {
         StatsSnapshot { most_limited, most_held, recent_refusals: self.0.recent.as_ref().map(Recent::read), ..counts }
     }
 
-    /// Returns what was counted, without keys and refusals.
+    /// Returns the statistics without keys and refusals.
     fn counts(&self) -> StatsSnapshot {
         let inner = &*self.0;
         let taken_at = inner.clock.now();
@@ -371,17 +377,17 @@ impl Stats {
         self.0.names.fingerprint(key)
     }
 
-    /// Returns what may be shown of a key: its fingerprint, and the name that the application gives it.
+    /// Returns the data about a key that may be shown: its fingerprint, and the name that the application gives it.
     pub(crate) fn shown(&self, key: &Key) -> (String, Option<Box<str>>) {
         (short_fingerprint(self.fingerprint(key)), self.0.names.name(key))
     }
 
-    /// Keeps the keys that are listed from now on, so that an operator can act on them.
+    /// Stores the keys that are listed from now on, so that an operator can act on them.
     pub(crate) fn keep_keys(&self) {
         self.0.names.keep_keys();
     }
 
-    /// Returns the time, by the clock of the statistics.
+    /// Returns the time on the clock of the statistics.
     pub(crate) fn now(&self) -> Timestamp {
         self.0.clock.now()
     }
