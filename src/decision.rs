@@ -41,7 +41,7 @@ pub(crate) type Several = SmallVec<[ChargeDecision; INLINE]>;
 
 /// An answer for one charge has a variant of its own, because moving it then copies less than an
 /// answer for several.
-#[expect(clippy::large_enum_variant, reason = "a box would need an allocation, which INLINE avoids")]
+#[expect(clippy::large_enum_variant, reason = "a box would need an allocation, and INLINE avoids allocations")]
 enum Answers {
     One(ChargeDecision),
     Several(Several),

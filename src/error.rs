@@ -195,7 +195,7 @@ macro_rules! labelled {
     ) => {
         $(#[$about])*
         #[doc = ""]
-        #[doc = "With the feature `serde` it is read and written as its [label](Self::as_str)."]
+        #[doc = "With the feature `serde`, this type is read and written as its [label](Self::as_str)."]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum $enum {

@@ -268,14 +268,14 @@ impl LimiterEvent {
                 target: "tower_ratelimit",
                 event = "store-left",
                 server,
-                "{server} did not answer, and is not waited for any more"
+                "{server} did not answer, and the limiter no longer waits for it"
             ),
             Self::StoreFar { server, round_trip, deadline } => tracing::warn!(
                 target: "tower_ratelimit",
                 event = "store-far",
                 server,
-                "a round trip to {server} takes {round_trip:.0?}, and a check has {deadline:?}: use a nearer server, or a \
-                 longer deadline"
+                "a round trip to {server} takes {round_trip:.0?}, and the deadline of a check is {deadline:?}: use a \
+                 nearer server, or a longer deadline"
             ),
             Self::ScriptsForgotten { server } => tracing::warn!(
                 target: "tower_ratelimit",
@@ -296,8 +296,8 @@ impl LimiterEvent {
             Self::TooManyQuotas => tracing::warn!(
                 target: "tower_ratelimit",
                 event = "too-many-quotas",
-                "more quotas have live states than the limiter has numbers for (16,382): states of the others take more \
-                 memory and time, are not in snapshots, and may be forgotten when the table is full"
+                "more quotas have live states than the limiter has numbers for (16,382): states of the other quotas \
+                 take more memory and time, are not in snapshots, and may be forgotten when the table is full"
             ),
             Self::Evicted { .. }
             | Self::Full

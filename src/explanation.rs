@@ -367,7 +367,7 @@ impl fmt::Display for Explanation {
         }
         match outcome.wait() {
             Wait::None => {}
-            Wait::Unknown => f.write_str("; nobody knows when the same request would pass")?,
+            Wait::Unknown => f.write_str("; it is not known when the same request would pass")?,
             Wait::After(wait) => write!(f, "; the same request would pass in {}", Humane(wait))?,
             Wait::Never => f.write_str("; no wait helps")?,
         }
@@ -409,7 +409,7 @@ impl fmt::Display for RuleExplanation {
                 NotCharged::KeyExempt => "does not apply: the request has no key",
                 NotCharged::KeyMissing if self.mode == Mode::Enforce => "refuses the request: it has no key",
                 NotCharged::KeyMissing => "charges nothing: the request has no key",
-                NotCharged::NotAsked => "is not asked: a rule before it refuses the request",
+                NotCharged::NotAsked => "is not asked: an earlier rule refuses the request",
                 NotCharged::AccessList => "is not asked: an access list decides",
                 NotCharged::Preflight => "is not asked: preflight requests are exempt",
                 NotCharged::Disabled => "does not apply: `enabled` is false",
@@ -441,7 +441,7 @@ impl RuleExplanation {
             }
             write!(f, "{}: ", policy.quota())?;
             if !decision.is_known() {
-                f.write_str("not asked, as another quota is over its limit")?;
+                f.write_str("not asked, because another quota is over its limit")?;
                 continue;
             }
             let (remaining, limit) = (decision.remaining(), decision.limit());
@@ -457,7 +457,7 @@ impl RuleExplanation {
                 Wait::None => {}
                 Wait::Unknown => f.write_str(", over its limit")?,
                 Wait::After(wait) => write!(f, ", over its limit for {}", Humane(wait))?,
-                Wait::Never => write!(f, ", and {} are more than ever fit", status.cost())?,
+                Wait::Never => write!(f, ", and a cost of {} never fits", status.cost())?,
             }
             if !decision.delay().is_zero() {
                 write!(f, ", departs in {}", Humane(decision.delay()))?;
@@ -506,7 +506,7 @@ mod tests {
         let explanation = Explanation::new(outcome, vec![rule], None);
         assert_eq!(
             explanation.to_string(),
-            "refused: limited; nobody knows when the same request would pass\n\
+            "refused: limited; it is not known when the same request would pass\n\
              export: charges 1 to alice\n  \
              3 per minute, token bucket: 0 of 3 left, over its limit: refuses"
         );

@@ -139,7 +139,7 @@ pub mod rules;
 mod rules_in_force;
 mod setup_warning;
 #[cfg(feature = "stats")]
-#[cfg_attr(not(feature = "status"), allow(dead_code, reason = "only the status page reads it"))]
+#[cfg_attr(not(feature = "status"), allow(dead_code, reason = "only the status page uses all of this module"))]
 mod stats;
 #[cfg(feature = "status")]
 mod status;

@@ -66,8 +66,8 @@ const STRIKE_BITS: u32 = 12;
 /// Further blocks are as long as this one.
 const LEVEL_MAX: u64 = 63;
 const _: () = assert!(PERIOD_US_MAX < 1 << SPAN_BITS && SPAN_BITS + STRIKE_BITS + 1 + 6 == u64::BITS);
-const _: () = assert!(SPAN_BITS + 1 + 6 <= 53, "a receipt's number is exact as a double");
-const _: () = assert!(1 << (LEVEL_MAX - 1) > PERIOD_US_MAX, "the last two levels last as long as each other");
+const _: () = assert!(SPAN_BITS + 1 + 6 <= 53, "an `f64` represents a receipt's number exactly");
+const _: () = assert!(1 << (LEVEL_MAX - 1) > PERIOD_US_MAX, "the blocks of the last two levels are equally long");
 
 /// The parts of a state's number.
 #[derive(Clone, Copy, Debug)]

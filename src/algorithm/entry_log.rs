@@ -265,7 +265,7 @@ impl EntryLog {
             return Vec::new();
         }
         if carried.grid == Some(self.grid()) {
-            debug_assert!(carried.dated.iter().all(|dated| dated.start.is_some()), "entries of a grid have a start");
+            debug_assert!(carried.dated.iter().all(|dated| dated.start.is_some()), "each entry of a grid has a start");
             let entries = carried.dated.iter().filter_map(|dated| Some((dated.start?, dated.whole)));
             let mut entries = carried.scaled(&entries.collect::<Vec<_>>(), self.most_kept(), self.most());
             if carried.share.is_some() {
@@ -408,7 +408,7 @@ impl EntryLog {
                 return self.leaves(start, units, target - newer).saturating_sub(view.now);
             }
         }
-        debug_assert!(false, "units are in use that no entry holds");
+        debug_assert!(false, "the entries hold all units in use");
         0
     }
 

@@ -38,7 +38,7 @@ const EDGE_US: u64 = 1_000_000;
 /// A state of a calendar ends with the next window at the latest, which is ahead by fewer than this many of the longest
 /// windows: a zone may make a window a day longer.
 const AHEAD_PERIODS: u64 = 4;
-const _: () = assert!(AHEAD_PERIODS * PERIOD_US_MAX <= WORD_AHEAD_US, "the state of a year fits a word");
+const _: () = assert!(AHEAD_PERIODS * PERIOD_US_MAX <= WORD_AHEAD_US, "the state of a yearly window fits into a word");
 
 /// Quotas that count per window.
 #[derive(Clone, Copy, Debug)]

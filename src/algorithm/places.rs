@@ -25,7 +25,7 @@ use super::state::TakeMode;
 /// The maximum number of units that can be held. Forced charges take no more.
 pub(crate) const HELD_MAX: u64 = (1 << 40) - 2;
 
-const _: () = assert!(crate::quota::spec::PLACES_MAX <= HELD_MAX, "the largest limit can be held");
+const _: () = assert!(crate::quota::spec::PLACES_MAX <= HELD_MAX, "requests can hold all units of the largest limit");
 
 /// The result of a charge, before it is described.
 #[derive(Clone, Copy, Debug)]

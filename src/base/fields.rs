@@ -215,7 +215,7 @@ fn value<'a, T>(rest: &mut Cursor<'a>, parse: impl Fn(&mut Cursor<'a>) -> Option
 }
 
 /// Returns `None` for a parameter of another type.
-#[expect(clippy::option_option, reason = "the outer one is whether there is a parameter")]
+#[expect(clippy::option_option, reason = "the `Option`s say whether there is a parameter, and of this type")]
 fn typed<T>(parameter: Option<Option<T>>) -> Option<Option<T>> {
     parameter.map_or(Some(None), |found| found.map(Some))
 }

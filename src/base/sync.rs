@@ -128,7 +128,7 @@ impl Backoff {
 }
 
 /// Asks the processor to load the cache line of a value, and does not wait for it.
-#[allow(unsafe_code, reason = "the hint has no safe form")]
+#[allow(unsafe_code, reason = "there is no safe function for a prefetch hint")]
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]

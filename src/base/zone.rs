@@ -57,7 +57,7 @@ impl Zone {
     }
 
     /// Returns the first instant in a range at which the offset differs from that at the range's beginning.
-    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "only times of rules need it"))]
+    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "only the times of rules need this function"))]
     pub(crate) fn change_of_offset(self, from_s: i64, to_s: i64) -> Option<i64> {
         let offset = self.offset_s(from_s);
         if self.offset_s(to_s) == offset {

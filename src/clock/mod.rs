@@ -42,7 +42,7 @@ pub use crate::base::time::Timestamp;
 /// It must not call the limiter that reads it, because the limiter may hold a lock.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a clock",
-    note = "take `SystemClock`, or in tests `ManualClock` or `TokioClock`, of the module `clock`"
+    note = "use `SystemClock` of the module `clock`, or its `ManualClock` or `TokioClock` in tests"
 )]
 pub trait Clock: fmt::Debug + Send + Sync {
     /// Returns the current time.
@@ -131,7 +131,7 @@ struct ElapsedTime {
 }
 
 impl ElapsedTime {
-    #[expect(clippy::disallowed_methods, reason = "this is the file that may read clocks")]
+    #[expect(clippy::disallowed_methods, reason = "only this file may read clocks")]
     fn begin() -> Self {
         Self {
             began: Instant::now(),
@@ -238,7 +238,7 @@ impl Clock for CalendarClock {
 /// would panic.
 #[cfg_attr(
     not(all(target_family = "wasm", target_os = "unknown")),
-    expect(clippy::disallowed_methods, reason = "this is the file that may read clocks")
+    expect(clippy::disallowed_methods, reason = "only this file may read clocks")
 )]
 pub(crate) fn wall_now() -> Timestamp {
     #[cfg(all(target_family = "wasm", target_os = "unknown"))]

@@ -10,7 +10,8 @@ use std::time::Duration;
 /// runtime or for tests.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a timer",
-    note = "on Tokio take `clock::TokioTimer::new()` (feature `tokio`); how long a request may wait is an option of the quota"
+    note = "on Tokio use `clock::TokioTimer::new()` (feature `tokio`); an option of the quota says how long a request \
+            may wait"
 )]
 pub trait Timer: fmt::Debug + Send + Sync {
     /// Returns the time since an origin of the timer's choice. It never goes back.

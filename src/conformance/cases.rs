@@ -205,7 +205,7 @@ cases! {
     fn run;
 
     /// From rest exactly the capacity passes, one by one. Only a leaky queue delays what passes.
-    #[fix = "see Limiter::take: allow while the cost fits into what is left, and count what was taken"]
+    #[fix = "see Limiter::take: allow a cost that fits into the units left, and count the units taken"]
     async fn capacity_passes_from_rest(bench) {
         for left in (0..CAPACITY).rev() {
             let taken = bench.take_one(1).await?;
@@ -224,10 +224,10 @@ cases! {
     }
 
     /// A cost is taken whole or not at all.
-    #[fix = "compare the whole cost with what is left, before anything is written"]
+    #[fix = "compare the whole cost with the units left before you write anything"]
     async fn cost_is_taken_whole_or_not_at_all(bench) {
         ensure(bench.take_one(CAPACITY - 1).await?.is_allowed(), "a cost that fits was denied")?;
-        ensure(!bench.take_one(2).await?.is_allowed(), "a cost above what is left passed")?;
+        ensure(!bench.take_one(2).await?.is_allowed(), "a cost above the units left passed")?;
         same("remaining after a denied cost", bench.left().await?, 1)
     }
 
@@ -243,17 +243,17 @@ cases! {
     }
 
     /// Cost 0 looks: it is allowed even when nothing is left, and takes nothing.
-    #[fix = "answer cost 0 with what is left, and write nothing"]
+    #[fix = "answer a charge of cost 0 with the units left, and write nothing"]
     async fn cost_0_looks(bench) {
         same("remaining of a key at rest", bench.take_one(0).await?.remaining(), CAPACITY)?;
         bench.take_one(CAPACITY).await?;
         let looked = bench.take_one(0).await?;
-        ensure(looked.is_allowed(), "a look was denied because nothing is left")?;
+        ensure(looked.is_allowed(), "a charge of cost 0 was denied because no unit is left")?;
         same("remaining of a used-up key", looked.remaining(), 0)
     }
 
     /// The shortcut for one enforced charge, if there is one, answers as a take and takes as much.
-    #[fix = "let try_take_one decide by the same function as take, or return None"]
+    #[fix = "make try_take_one decide with the same function as take, or return None"]
     async fn shortcut_is_a_take(bench) {
         let quick = key("quick");
         for cost in [0, 2, 1, CAPACITY, 2, 1, u64::MAX] {
@@ -268,18 +268,18 @@ cases! {
     }
 
     /// The shortcut for one receipt, if there is one, refunds as much as a refund.
-    #[fix = "let try_refund_one refund by the same function as refund, or return the receipt"]
+    #[fix = "make try_refund_one refund with the same function as refund, or return the receipt"]
     async fn shortcut_is_a_refund(bench) {
         let mut taken = bench.take_one(2).await?;
         let receipt = receipt(Some(&mut taken))?;
         match bench.limiter.try_refund_one(&bench.policy, &bench.key, receipt) {
             Ok(()) => same("remaining after the shortcut", bench.left().await?, CAPACITY),
-            Err(receipt) => same("units of the receipt that came back", receipt.units(), 2),
+            Err(receipt) => same("units of the returned receipt", receipt.units(), 2),
         }
     }
 
     /// A peek answers as a take would, and takes nothing.
-    #[fix = "let peek decide by the same function as take, and write nothing"]
+    #[fix = "make peek decide with the same function as take, and write nothing"]
     async fn peek_answers_as_a_take(bench) {
         for cost in [2, 2, 2, 1, 1] {
             let before = bench.left().await?;
@@ -302,7 +302,7 @@ cases! {
     }
 
     /// Names and keys have states of their own, even if they look alike or make equal texts when joined.
-    #[fix = "compare whole names and whole keys; where they make one text, write their lengths into it, or a hash of both"]
+    #[fix = "compare whole names and whole keys; if you join them into one text, add their lengths, or a hash of both"]
     async fn names_and_keys_that_look_alike_are_apart(bench) {
         let mut pairs: Vec<(String, Key)> = vec![
             ("name".to_owned(), key("key")),
@@ -322,7 +322,7 @@ cases! {
         for (name, key) in &pairs {
             let policy = bench.other(name)?;
             let taken = bench.take(&[Charge::new(&policy, key)]).await?;
-            ensure(taken.is_allowed(), &format!("the name {name:?} and the key {key:?} found units of another one"))?;
+            ensure(taken.is_allowed(), &format!("the name {name:?} and the key {key:?} found units of another pair"))?;
             let left = bench.left_of(&policy, key).await?;
             same(&format!("remaining of the name {name:?} and the key {key:?}"), left, CAPACITY - 1)?;
         }
@@ -339,7 +339,7 @@ cases! {
     }
 
     /// All of several charges are taken or none, and each is reported as it stands afterwards.
-    #[fix = "decide about every charge before any of them is written"]
+    #[fix = "decide about every charge of a set before you write any of them"]
     async fn several_charges_are_all_taken_or_none(bench) {
         let (two, b) = (bench.other("two")?, key("b"));
         let on_two = Charge::new(&two, &b);
@@ -361,7 +361,7 @@ cases! {
 
     /// A refund of strikes that closed a key undoes the block and nothing else. The other strikes still count, and
     /// the next block is as long as if this one had never begun. A key that an operator closed stays closed.
-    #[fix = "see Quota::block: keep the strikes that closed a key, and what was remembered before, until the block ends"]
+    #[fix = "see Quota::block: keep the strikes that closed a key, and the state before them, until the block ends"]
     async fn refund_of_strikes_undoes_their_block(bench) {
         if !bench.supports(block()) {
             return Ok(());
@@ -379,7 +379,7 @@ cases! {
         let mut last = bench.take(&[strike]).await?;
         bench.take(&[strike]).await?;
         let closed = bench.peek(&[strike.cost(0)]).await?;
-        same("the block after one that was undone", closed.charges()[0].wait(), Wait::After(HOUR))?;
+        same("the block after an undone block", closed.charges()[0].wait(), Wait::After(HOUR))?;
         bench.reset(&block).await?;
         bench.refund(&block, receipt(last.charge_mut(0))?).await?;
         let mut first = bench.take(&[strike]).await?;
@@ -394,7 +394,7 @@ cases! {
     }
 
     /// Units beyond an observed policy are metered once, and only if the set passes.
-    #[fix = "see Effect::OnRefusal and Quota::meter, or let Limiter::supports return an error for meters"]
+    #[fix = "see Effect::OnRefusal and Quota::meter, or return an error for meters from Limiter::supports"]
     async fn meter_counts_units_beyond_a_quota(bench) {
         if !bench.supports(meter()) {
             return Ok(());
@@ -406,7 +406,7 @@ cases! {
         };
         let within = bench.take(&set(CAPACITY)).await?;
         ensure(within.is_allowed(), "units within the quota were denied")?;
-        same("the meter's remaining, nothing beyond the quota", within.charges()[1].remaining(), 10)?;
+        same("the meter's remaining while usage is within the quota", within.charges()[1].remaining(), 10)?;
         let mut beyond = bench.take(&set(4)).await?;
         ensure(beyond.is_allowed(), "units beyond an observed quota were denied")?;
         ensure(!beyond.charges()[0].is_allowed(), "units beyond a quota are reported as within it")?;
@@ -416,7 +416,7 @@ cases! {
         let over = Charge::new(&other, &bench.key).cost(CAPACITY + 1);
         ensure(!bench.take(&[plan, on_refusal, over]).await?.is_allowed(), "a set with a denied charge was allowed")?;
         same("the meter's remaining after a refused set", metered().await?, 6)?;
-        ensure(!bench.take(&set(7)).await?.is_allowed(), "a set passed that its meter has no room for")?;
+        ensure(!bench.take(&set(7)).await?.is_allowed(), "a set passed although its meter has no room for it")?;
         same("the meter's remaining after that", metered().await?, 6)?;
         bench.refund(&meter, receipt(beyond.charge_mut(1))?).await?;
         same("the meter's remaining after a refund", metered().await?, 10)
@@ -458,7 +458,7 @@ cases! {
     }
 
     /// A part of a receipt refunds that part.
-    #[fix = "see Receipt::split: subtract the units of the receipt, and not those of the charge"]
+    #[fix = "see Receipt::split: subtract the units of the receipt, and not the units of the charge"]
     async fn part_of_a_receipt_returns_a_part(bench) {
         let mut taken = bench.take_one(4).await?;
         bench.refund(&bench.policy, receipt(Some(&mut taken))?.split(1)).await?;
@@ -466,7 +466,7 @@ cases! {
     }
 
     /// All refunds of one call are made, each to its own policy and key.
-    #[fix = "see Limiter::refund: go through all of the refunds"]
+    #[fix = "see Limiter::refund: make all refunds of a call"]
     async fn refunds_of_one_call_are_all_made(bench) {
         let (two, b) = (bench.other("two")?, key("b"));
         let all = [(&bench.policy, &bench.key, 1), (&two, &bench.key, 2), (&bench.policy, &b, 3), (&two, &b, 4)];
@@ -486,18 +486,18 @@ cases! {
     }
 
     /// The receipt of a forced charge holds what the charge took, and not what it asked for.
-    #[fix = "make the receipt of the units that were added to the state"]
+    #[fix = "make the receipt from the units that were added to the state"]
     async fn refund_of_a_forced_charge_returns_what_it_took(bench) {
         bench.take_one(CAPACITY).await?;
         let mut forced = bench.take(&[bench.charge(u64::MAX).effect(Effect::Force)]).await?;
         if let Some(receipt) = forced.charge_mut(0).and_then(ChargeDecision::take_receipt) {
             bench.refund(&bench.policy, receipt).await?;
         }
-        same("remaining after the refund, since the capacity was taken before", bench.left().await?, 0)
+        same("remaining after the refund while the capacity stays taken", bench.left().await?, 0)
     }
 
     /// A settlement is taken even if too few units are left, and even if its reply is not awaited.
-    #[fix = "see Limiter::settle: send the charges off before it returns"]
+    #[fix = "see Limiter::settle: send the charges before settle returns"]
     async fn settlement_need_not_be_awaited(bench) {
         let forced = |cost| bench.charge(cost).effect(Effect::Force);
         let settled = bench.limiter.settle(&[forced(2)]).await;
@@ -523,8 +523,8 @@ cases! {
         bench.take(&[Charge::new(&two, &bench.key).cost(2), Charge::new(&bench.policy, &b).cost(3)]).await?;
         bench.reset(&bench.policy).await?;
         same("remaining after the reset", bench.left().await?, CAPACITY)?;
-        same("remaining of another policy after it", bench.left_of(&two, &bench.key).await?, CAPACITY - 2)?;
-        same("remaining of another key after it", bench.left_of(&bench.policy, &b).await?, CAPACITY - 3)
+        same("remaining of another policy after a reset", bench.left_of(&two, &bench.key).await?, CAPACITY - 2)?;
+        same("remaining of another key after a reset", bench.left_of(&bench.policy, &b).await?, CAPACITY - 3)
     }
 
     /// As many concurrent takes pass as fit, on several threads.
@@ -535,7 +535,7 @@ cases! {
     }
 
     /// Concurrent sets are all-or-nothing, in any order of their keys.
-    #[fix = "lock the states of a set in one order, or refund what a refused set took"]
+    #[fix = "lock the states of all sets in the same order, or refund the units that a refused set took"]
     async fn concurrent_sets_are_all_or_nothing(bench) {
         let policies = [bench.policy.clone(), bench.other("two")?];
         for (number, passed) in passed_concurrently(bench, &policies).await?.into_iter().enumerate() {
@@ -552,7 +552,7 @@ cases! {
     }
 
     /// Concurrent takes and refunds never hold more than the capacity, and return all of it.
-    #[fix = "let a refund read and write the state under the same lock, or in the same atomic step, as a take"]
+    #[fix = "make a refund read and write the state under the same lock, or in the same atomic step, as a take"]
     async fn concurrent_refunds_return_what_was_taken(bench) {
         const ROUNDS: usize = 32;
         if bench.policy.quota().algorithm() == Algorithm::LeakyQueue {
@@ -576,20 +576,20 @@ cases! {
             }
         });
         let most = most.await?.into_iter().max().unwrap_or(0);
-        ensure((1..=CAPACITY).contains(&most), &format!("{most} units were held at once, of {CAPACITY}"))?;
+        ensure((1..=CAPACITY).contains(&most), &format!("{most} of {CAPACITY} units were held at once"))?;
         same("remaining after all refunds", bench.left().await?, CAPACITY)
     }
 
     /// A future that is dropped leaves at most its own charge.
-    #[fix = "undo nothing but the charge itself when a future is dropped"]
+    #[fix = "when a future is dropped, undo only the charge of this future"]
     async fn dropped_future_leaves_at_most_its_own_charge(bench) {
         drop(bench.limiter.take(&[bench.charge(2)]));
         let left = bench.left().await?;
-        ensure(left >= CAPACITY - 2, &format!("a dropped charge of 2 left {left} of {CAPACITY}"))
+        ensure(left >= CAPACITY - 2, &format!("a dropped charge of 2 units left {left} of {CAPACITY} units"))
     }
 
     /// A future that was polled once and is then held delays no other caller.
-    #[fix = "let a task of the limiter's own send the charges, so that a caller's future only waits for its answer"]
+    #[fix = "send the charges from a task of the limiter, so that a caller's future only waits for the answer"]
     async fn held_future_delays_no_other_caller(bench) {
         let mut held = Vec::new();
         for number in 0..HELD {
@@ -607,7 +607,7 @@ cases! {
     }
 
     /// Sets that are wrong do not panic or hang, and empty keys are keys.
-    #[fix = "answer each charge, also of a set that names one (policy, key) twice"]
+    #[fix = "answer each charge, even if a set names the same (policy, key) twice"]
     async fn unusual_sets_are_answered(bench) {
         let (global, long) = (Key::global(), key(&"k".repeat(100_000)));
         let charge = |key| Charge::new(&bench.policy, key);
@@ -623,7 +623,7 @@ cases! {
 
     /// Refusals are counted in the step that refuses, and close the key. A closed key opens at the
     /// announced time.
-    #[fix = "see Effect::OnRefusal and Quota::block, or let Limiter::supports return an error for blocks"]
+    #[fix = "see Effect::OnRefusal and Quota::block, or return an error for blocks from Limiter::supports"]
     async fn block_counts_refusals_and_closes_the_key(bench) {
         // A calendar's window of a day would outlast the block.
         if !bench.supports(block()) || bench.policy.quota().calendar_windows().is_some() {
@@ -636,13 +636,13 @@ cases! {
         for cost in [1, CAPACITY - 1] {
             let passed = bench.take(&set(cost)).await?;
             let allowed = passed.is_allowed() && passed.charges()[1].is_allowed();
-            ensure(allowed, "the block denied before anything was refused")?;
+            ensure(allowed, "the block denied a set before any set was refused")?;
         }
         let other = bench.other("other")?;
         let over = Charge::new(&other, &bench.key).cost(CAPACITY + 1);
         let refused = bench.take(&[over, bench.charge(0), on_refusal]).await?;
         ensure(!refused.is_allowed(), "a set with a denied charge was allowed")?;
-        same("refusals left after that of no partner", bench.left_of(&block, &bench.key).await?, 2)?;
+        same("refusals left after an uncounted refusal", bench.left_of(&block, &bench.key).await?, 2)?;
         let refused = bench.take(&set(1)).await?;
         ensure(!refused.is_allowed(), "a set with a denied charge was allowed")?;
         ensure(refused.charges()[1].is_allowed(), "the first refusal of two closed the key")?;
@@ -656,20 +656,20 @@ cases! {
         let closed = bench.take(&set(1)).await?;
         ensure(!closed.is_allowed(), "a set passed while its key was closed")?;
         ensure(closed.charges()[0].is_allowed(), "a charge that fits is reported as denied")?;
-        same("the block after half of it, and one more try", closed.charges()[1].wait(), Wait::After(HOUR / 2))?;
-        ensure(!bench.peek(&[strike.cost(0)]).await?.is_allowed(), "a look does not see the block")?;
+        same("the rest of the block after half of it and a try", closed.charges()[1].wait(), Wait::After(HOUR / 2))?;
+        ensure(!bench.peek(&[strike.cost(0)]).await?.is_allowed(), "a charge of cost 0 does not see the block")?;
         same("remaining after a closed set", bench.left().await?, CAPACITY)?;
         bench.subject.advance(HOUR / 2).await;
         ensure(bench.take(&set(1)).await?.is_allowed(), "the key is closed for longer than was reported")?;
         bench.take(&[strike.cost(9).effect(Effect::Force)]).await?;
         let again = bench.peek(&[strike.cost(0)]).await?;
-        same("the block by forced strikes, the second", again.charges()[0].wait(), Wait::After(2 * HOUR))?;
+        same("the second block, which forced strikes begin", again.charges()[0].wait(), Wait::After(2 * HOUR))?;
         bench.reset(&block).await?;
         ensure(bench.take(&set(1)).await?.is_allowed(), "a reset did not open the key")
     }
 
     /// A denied cost passes after its wait, and no wait is too long.
-    #[fix = "let the wait be the time until the same cost fits, rounded up"]
+    #[fix = "return the time until the same cost fits as the wait, rounded up"]
     async fn denied_cost_passes_after_its_wait(bench) {
         bench.take_one(CAPACITY).await?;
         let wait = wait_of(&bench.take_one(2).await?)?;
@@ -682,7 +682,7 @@ cases! {
     }
 
     /// In a long time as many units pass as the quota gives: no more, and not much less.
-    #[fix = "see Quota::period: let units come back at the rate of the quota, whatever the waits say"]
+    #[fix = "see Quota::period: make units come back at the rate of the quota, independent of the reported waits"]
     async fn units_come_back_at_the_rate_of_the_quota(bench) {
         const REFILLS: u64 = 5;
         const STEPS: u32 = 8;
@@ -697,12 +697,12 @@ cases! {
             }
             bench.subject.advance(step).await;
         }
-        let found = format!("{passed} units passed in the time of {REFILLS} refills, and not {least} to {most}");
+        let found = format!("{passed} units passed in the time of {REFILLS} refills, instead of {least} to {most}");
         ensure((least..=most).contains(&passed), &found)
     }
 
     /// A leaky queue gives each request a departure behind all earlier ones.
-    #[fix = "see ChargeDecision::with_delay: report when what was in the queue before has drained"]
+    #[fix = "see ChargeDecision::with_delay: report when the units that were in the queue before have drained"]
     async fn queue_spaces_its_departures(bench) {
         if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
             return Ok(());
@@ -718,7 +718,7 @@ cases! {
     }
 
     /// When `reset_after` has passed, the whole quota is back.
-    #[fix = "let reset_after be the time until nothing of the state counts any more, rounded up"]
+    #[fix = "return the time until no unit of the state counts any more as reset_after, rounded up"]
     async fn whole_quota_is_back_after_reset_after(bench) {
         let taken = bench.take_one(3).await?;
         let reset = reset_of(&taken)?;
@@ -745,7 +745,7 @@ cases! {
     }
 
     /// A refund of units that have expired returns nothing.
-    #[fix = "let a receipt name the instant or the window that it belongs to, and compare it before subtracting"]
+    #[fix = "name the instant or the window of a receipt in it, and compare this before you subtract units"]
     async fn late_refund_returns_nothing(bench) {
         let mut taken = bench.take_one(CAPACITY).await?;
         bench.subject.advance(reset_of(&taken)?).await;
@@ -766,7 +766,7 @@ cases! {
             let (old, new) = (bench.other(&name)?, named(&name, changed)?);
             bench.take(&[Charge::new(&old, &bench.key).cost(3)]).await?;
             let taken = bench.take(&[Charge::new(&new, &bench.key)]).await?;
-            ensure(taken.is_allowed(), &format!("a unit was denied that was left, changed to {}", new.quota()))?;
+            ensure(taken.is_allowed(), &format!("a remaining unit was denied after the change to {}", new.quota()))?;
             let what = format!("remaining, changed to {}", new.quota());
             same(&what, bench.left_of(&new, &bench.key).await?, CAPACITY - 4)?;
             same(&format!("{what} and back"), bench.left_of(&old, &bench.key).await?, CAPACITY - 4)?;
@@ -811,7 +811,7 @@ cases! {
     }
 
     /// A refund of units that were taken before a reset does not refund units that were taken after it.
-    #[fix = "note in each receipt how often the key was reset, and compare it before subtracting"]
+    #[fix = "note in each receipt how often the key was reset, and compare this number before you subtract units"]
     async fn refund_of_before_a_reset_returns_nothing(bench) {
         let mut old = bench.take_one(CAPACITY).await?;
         bench.reset(&bench.policy).await?;
@@ -840,7 +840,7 @@ cases! {
     fn run_unsupported;
 
     /// A quota that the limiter does not support is not ignored.
-    #[fix = "return an error for a charge of a quota that Limiter::supports rejects, or deny it"]
+    #[fix = "deny a charge of a quota that Limiter::supports rejects, or return an error for the charge"]
     async fn unsupported_quota_is_not_ignored(bench) {
         let charge = [bench.charge(CAPACITY + 1)];
         let allowed = bench.limiter.take(&charge).await.is_ok_and(|decision| decision.is_allowed());

@@ -8,7 +8,7 @@ use crate::quota::Quota;
 
 /// The result of a limiter that passed: the quotas that were tested and those that were skipped.
 #[derive(Clone, Debug)]
-#[must_use = "it names the quotas that were not tested"]
+#[must_use = "the report names the quotas that were not tested"]
 pub struct Report {
     pub(super) tested: Vec<Quota>,
     pub(super) skipped: Vec<UnsupportedQuota>,

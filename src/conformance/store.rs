@@ -49,15 +49,15 @@ pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
         "a value that was put is loaded with its version, byte for byte": values_are_kept,
         "a swap that expects another version, or none, changes nothing and returns the current values": conflicts,
         "a swap of several keys is all or nothing, whichever key has changed": all_or_nothing,
-        "a value that is only kept must be the expected one, and stays": keep,
-        "a value is removed only if it is the expected one": delete,
-        "a swap that is sent again changes nothing, and returns what the first one wrote": sent_again,
+        "a swap that only keeps a value needs the expected value, and does not change it": keep,
+        "a value is removed only if it is the expected value": delete,
+        "a swap that is sent again changes nothing, and returns the values that the first swap wrote": sent_again,
         "values are returned in the order of the keys": order,
-        "keys that look alike are different: in case, blanks, signs of patterns, and the last of 320 bytes": alike,
-        "if several swaps at one time expect the same version, one is made": rivals,
+        "keys are different if they differ only in case, blanks, signs of patterns, or the last of 320 bytes": alike,
+        "if several concurrent swaps expect the same version, one of them is made": rivals,
         "a swap whose future is dropped is made as a whole or not at all": dropped,
-        "of several swaps in one call, each is made or refused by itself, and answered in order": each,
-        "of several swaps in each of several calls at one time, one is made for each key": rivals_in_calls,
+        "each swap of a call is made or refused by itself, and the answers are in the order of the swaps": each,
+        "if several concurrent calls have several swaps each, one swap is made for each key": rivals_in_calls,
         "a call whose future is not polled for a while keeps no other call waiting": held,
         "the store's time does not step back": time,
     }
@@ -223,7 +223,7 @@ impl<S: Store> Bench<'_, S> {
         self.must_not(&[("keep3", Some(&stale), Then::Keep), ("keep2", Some(&two), put(&new))], &[None, Some(&two)])
             .await?;
         self.must(&[("keep3", None, Then::Keep), ("keep2", Some(&two), put(&new))]).await?;
-        ensure(self.load(&["keep3"]).await? == [None], "a key without a value that was kept has one")
+        ensure(self.load(&["keep3"]).await? == [None], "a key that was kept without a value has a value")
     }
 
     async fn delete(&self) -> CaseResult {

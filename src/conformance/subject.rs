@@ -13,7 +13,7 @@ use crate::limiter::Limiter;
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A limiter to check, and control of its time.
-#[expect(async_fn_in_trait, reason = "the suite awaits where it is called, and needs no Send")]
+#[expect(async_fn_in_trait, reason = "the suite awaits these futures in the caller's task, so they need no Send")]
 pub trait Subject {
     /// The limiter.
     type Limiter: Limiter + Clone;

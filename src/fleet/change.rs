@@ -189,9 +189,11 @@ impl FleetChange {
     ) -> Result<Self, FleetError> {
         let target = match (kind.has_subject(), subject) {
             (true, None) => {
-                return Err(invalid(format!("an entry of the kind `{kind}` is of a network or a key: name it")));
+                return Err(invalid(format!("an entry of the kind `{kind}` needs a network or a key: name one")));
             }
-            (false, Some(_)) => return Err(invalid(format!("the kind `{kind}` has no key and no network"))),
+            (false, Some(_)) => {
+                return Err(invalid(format!("an entry of the kind `{kind}` has no key or network: leave it out")));
+            }
             (false, None) => FleetTarget::new(kind, name),
             (true, Some(network)) if kind == FleetKind::Network => FleetTarget::of_network(name, network)?,
             (true, Some(key)) => match key.parse::<std::net::IpAddr>() {
@@ -248,7 +250,9 @@ impl FleetChange {
             FleetKind::Network | FleetKind::Key => value.parse::<Access>().map(drop).map_err(wrong_value),
             FleetKind::Plan => value.parse::<usize>().map(drop).map_err(wrong_value),
             FleetKind::Rules => Ok(()),
-            FleetKind::FormerRules => Err(invalid("the former rules are kept by each change of the rules")),
+            FleetKind::FormerRules => {
+                Err(invalid("the former rules cannot be set: each change of the rules keeps them"))
+            }
         }
     }
 }

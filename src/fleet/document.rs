@@ -200,8 +200,8 @@ impl FleetDocument {
         let text = next.to_text();
         if next.entries.len() > ENTRIES_MAX || text.len() > TEXT_MAX || next.revision >= REVISION_MAX {
             let message = format!(
-                "at most {ENTRIES_MAX} entries and {TEXT_MAX} bytes are kept: end those that are no longer needed, or let \
-                 them end by time"
+                "at most {ENTRIES_MAX} entries and {TEXT_MAX} bytes are kept: end entries that are no longer needed, \
+                 or set entries that end after a time"
             );
             return Err(FleetError::new(FleetErrorKind::Full, message));
         }
@@ -271,7 +271,7 @@ pub(super) fn rollback(document: &FleetDocument, name: &str) -> Result<FleetChan
     let target = |kind| FleetTarget::new(kind, name);
     let (rules, former) = (target(FleetKind::Rules), target(FleetKind::FormerRules));
     if !document.entries.contains_key(&rules) && !document.entries.contains_key(&former) {
-        return Err(invalid(format!("no rules were put in force for `{name}`: those of the file are")));
+        return Err(invalid(format!("no rules were put in force for `{name}`: the rules of the file are in force")));
     }
     let value = document.entries.get(&former).map(|entry| Arc::clone(&entry.value));
     Ok(FleetChange { target: rules, value, lasting: None, seen: Some(document.revision) })

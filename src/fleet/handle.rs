@@ -336,7 +336,10 @@ impl Fleet {
             }
         }
         Err(failure.unwrap_or_else(|| {
-            FleetError::new(FleetErrorKind::Unavailable, "others changed something each time: nothing was changed")
+            FleetError::new(
+                FleetErrorKind::Unavailable,
+                "nothing was changed, because others changed the settings during each try",
+            )
         }))
     }
 
@@ -501,7 +504,7 @@ impl<F: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sy
 /// keep the tasks of a worker waiting.
 async fn aside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, FleetError> {
     tokio::task::spawn_blocking(run).await.map_err(|error| {
-        FleetError::new(FleetErrorKind::Unavailable, "it was cut off, so it may be done or not").caused_by(error)
+        FleetError::new(FleetErrorKind::Unavailable, "the call was cut off, so it may be done or not").caused_by(error)
     })
 }
 
@@ -590,7 +593,7 @@ impl Inner {
         let document = match &found {
             None => None,
             Some(found) => Some(FleetDocument::parse(&found.text).ok_or_else(|| {
-                let message = "this version cannot read the text in the store: what is known stays in force";
+                let message = "this version cannot read the text in the store: the last known settings stay in force";
                 FleetError::new(FleetErrorKind::Foreign, message)
             })?),
         };
@@ -626,7 +629,10 @@ impl Inner {
     fn apply(&self) {
         loop {
             let (known, tables) = {
-                #[cfg_attr(not(feature = "rules"), allow(unused_mut, reason = "only rules have overrides to enter"))]
+                #[cfg_attr(
+                    not(feature = "rules"),
+                    allow(unused_mut, reason = "only this feature adds overrides to the state")
+                )]
                 let mut state = lock(&self.state);
                 #[cfg(feature = "rules")]
                 state.enter_overrides();

@@ -88,10 +88,10 @@ impl LegacyHeaders {
                     "it is not a valid header name: use letters, digits and `-`, such as `x-ratelimit-remaining`",
                 ),
                 Ok(name) if is_reserved(&name) => {
-                    (ConfigErrorKind::Name, "HTTP or gRPC gives it another meaning: choose a name of your own")
+                    (ConfigErrorKind::Name, "HTTP or gRPC gives this name another meaning: choose a name of your own")
                 }
                 Ok(name) if headers.iter().any(|header| header.name == name) => {
-                    (ConfigErrorKind::Name, "two headers would have this name: give each its own")
+                    (ConfigErrorKind::Name, "two headers would have this name: give each header a name of its own")
                 }
                 Ok(name) => {
                     headers.push(Header { name, content: Content::Single(value) });

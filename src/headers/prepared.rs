@@ -347,7 +347,7 @@ fn constant_item(list: List, policy: &Policy) -> Option<HeaderValue> {
         List::Policies | List::Nameless => push_policy(&mut text, policy, Advertised::new(policy.quota()), list),
     }
     let value = text.to_shared_value();
-    debug_assert!(value.is_some(), "the name of each policy can stand in a list");
+    debug_assert!(value.is_some(), "the name of each policy is valid in a list");
     value
 }
 

@@ -89,7 +89,7 @@ impl PreparedHeaders {
     ) {
         match due {
             DueHeaders::Numbers(numbers) => {
-                debug_assert!(numbers.index < policies.len(), "the headers are of a policy of the layer");
+                debug_assert!(numbers.index < policies.len(), "the headers report a policy of the layer");
                 if let Some(policy) = policies.get(numbers.index) {
                     self.add_numbers(*numbers, policy, headers, status);
                 }

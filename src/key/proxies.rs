@@ -83,7 +83,8 @@ impl TrustedProxies {
             return Err(ConfigError::new(
                 ConfigErrorKind::Range,
                 format!(
-                    "{proxies} trusted proxies: it must be 1 to {ENTRIES_MAX}; without a proxy use `key::peer_ip()`"
+                    "{proxies} trusted proxies are not possible: use 1 to {ENTRIES_MAX}, or `key::peer_ip()` without a \
+                     proxy"
                 ),
             ));
         }

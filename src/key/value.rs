@@ -342,8 +342,8 @@ impl fmt::Debug for Key {
     note = "for a type of your own, return the field that identifies the client, or implement `IntoKey`",
     note = "an extractor cannot be `async`: let middleware in front insert the value into the request's extensions, and \
             use `key::extension`",
-    note = "a value that is borrowed from the request is made into a key by `Key::of(..)`",
-    note = "a `Uuid` is a key by `.as_u128()`, and one key for all requests is `key::global()`",
+    note = "for a value that is borrowed from the request, return `Key::of(..)`",
+    note = "for a `Uuid`, return `.as_u128()`; for one key for all requests, use `key::global()`",
     note = "a closure that ends in `;` returns `()`: leave the semicolon out"
 )]
 pub trait IntoKey {
@@ -523,7 +523,7 @@ integers!(signed as i128: i8 i16 i32 i64 i128 isize);
 /// assert!(Key::of(("api", OrAbsent(token))).is_some());
 /// ```
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::exhaustive_structs, reason = "a plain wrapper, complete by nature")]
+#[expect(clippy::exhaustive_structs, reason = "a plain wrapper never gets a second field")]
 pub struct OrAbsent<T>(
     /// The part, if there is one.
     pub Option<T>,
@@ -539,7 +539,7 @@ impl<T: IntoKey> IntoKey for OrAbsent<T> {
 macro_rules! tuples {
     ($($($name:ident)+;)*) => {$(
         impl<$($name: IntoKey),+> IntoKey for ($($name,)+) {
-            #[expect(non_snake_case, reason = "the type parameters name the parts")]
+            #[expect(non_snake_case, reason = "the names of the variables are those of the type parameters")]
             #[inline]
             fn into_key(self) -> Option<Key> {
                 let ($($name,)+) = self;

@@ -201,7 +201,7 @@ fn only(policy: &Policy, algorithm: Algorithm) -> Result<(), ConfigError> {
     Err(ConfigError::new(
         ConfigErrorKind::NotAnOption,
         format!(
-            "{:?} has the quota \"{}\", which has another algorithm: take Quota::{algorithm}",
+            "{:?} has the quota \"{}\", which has another algorithm: use Quota::{algorithm}",
             policy.name(),
             policy.quota()
         ),

@@ -283,7 +283,10 @@ fn pause_beyond_the_longest_wait_fails_at_once() {
     assert_eq!(error.kind(), ObeyErrorKind::TooLong);
     about(error.wait().duration().unwrap().as_millis() as u64, 301_000);
     let text = error.to_string();
-    assert!(text.starts_with("the request to http://example.org:80 was not sent: it would have to wait for"), "{text}");
+    assert!(
+        text.starts_with("the request to http://example.org:80 was not sent: the request would have to wait for"),
+        "{text}"
+    );
     assert!(text.contains(" at least 5m ") && text.ends_with(" more, and `max_wait` is 5m"), "{text}");
     assert!(!scene.layer.pause_of(&Key::of("http://example.org:80").unwrap()).is_zero());
     // When the rest of the pause is short enough, requests wait.
@@ -531,7 +534,7 @@ fn requests_without_an_origin_wait_together() {
     scene.layer.pause(&Key::global(), Duration::from_secs(600));
     let unsent = scene.send_to("/greeter.Greeter/Greet");
     let text = scene.error(unsent).to_string();
-    assert!(text.starts_with("the request was not sent: it would have to wait for"), "{text}");
+    assert!(text.starts_with("the request was not sent: the request would have to wait for"), "{text}");
 }
 
 #[test]
@@ -670,7 +673,10 @@ fn own_quota_has_conditions_costs_and_plans() {
     let closed = scene.send("/closed");
     assert_eq!([never, closed].map(|task| scene.error(task).kind()), [ObeyErrorKind::Never; 2]);
     let text = scene.error(never).to_string();
-    assert!(text.ends_with("it costs 11 of the client's own quota \"search\", which never has more than 10"), "{text}");
+    assert!(
+        text.ends_with("it costs 11 units of the client's own quota \"search\", which never has more than 10"),
+        "{text}"
+    );
 }
 
 #[test]

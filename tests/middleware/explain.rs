@@ -404,7 +404,7 @@ applies-candidate (shadow): applies to 192.0.2.1, /x
 exempt: does not apply: the request has no key
 missing (shadow): charges nothing: the request has no key
 refusing: refuses the request: it has no key
-after: is not asked: a rule before it refuses the request"
+after: is not asked: an earlier rule refuses the request"
     );
     let reasons: Vec<&str> = explanation.rules().iter().filter_map(|rule| Some(rule.not_charged()?.as_str())).collect();
     assert_eq!(

@@ -51,7 +51,7 @@ buy-5-per-minute, buy-20-per-hour: charges 2 to 192.0.2.1, /
   buy-5-per-minute: 5 per minute, token bucket: 3 of 5 left, all in 24s
   buy-20-per-hour: 20 per hour, token bucket: 18 of 20 left, all in 6m
 buy-candidate (shadow): charges 2 to 192.0.2.1, /
-  1 per minute, token bucket: 1 of 1 left, and 2 are more than ever fit
+  1 per minute, token bucket: 1 of 1 left, and a cost of 2 never fits
 api: charges 1 to a.example.com
   3 per second, token bucket: 2 of 3 left, all in 334ms
 "

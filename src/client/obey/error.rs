@@ -61,7 +61,7 @@ impl ObeyError {
     pub(super) fn too_long(key: &Key, wait_us: u64, most: Duration) -> Self {
         let wait = Duration::from_micros(wait_us);
         let message = format!(
-            "{}: it would have to wait for at least {} more, and `max_wait` is {}",
+            "{}: the request would have to wait for at least {} more, and `max_wait` is {}",
             Unsent(key),
             Humane(about(wait)),
             Humane(most)
@@ -82,7 +82,8 @@ impl ObeyError {
 
     pub(super) fn never(policy: &Policy, cost: u64) -> Self {
         let message = format!(
-            "the request was not sent: it costs {cost} of the client's own quota {:?}, which never has more than {}",
+            "the request was not sent: it costs {cost} units of the client's own quota {:?}, which never has more than \
+             {}",
             policy.name(),
             policy.quota().capacity()
         );

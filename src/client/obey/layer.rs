@@ -255,8 +255,8 @@ impl ObeyLayer {
             return Err(ConfigError::new(
                 ConfigErrorKind::NotAnOption,
                 format!(
-                    "a client's own quota {:?} limits requests in flight (\"{}\"), which an ObeyLayer does not: hold a place \
-                     by MemoryLimiter::hold while the request runs, or take tower's ConcurrencyLimit",
+                    "a client's own quota {:?} limits requests in flight (\"{}\"), which an ObeyLayer does not: hold a \
+                     place with MemoryLimiter::hold while the request runs, or use tower's ConcurrencyLimit",
                     policy.name(),
                     policy.quota()
                 ),

@@ -106,7 +106,7 @@ impl Visit {
     /// took from the others, and waits in the line.
     pub(super) fn answered(&mut self, answer: OwnDecision, now_us: u64) -> Result<bool, ObeyError> {
         let at = self.taken;
-        debug_assert!(at < self.shares.len(), "an answer is for a share that was asked for");
+        debug_assert!(at < self.shares.len(), "each answer belongs to a share that the request asked for");
         let Some(share) = self.shares.get(at) else { return Ok(true) };
         let name = share.policies.first().map_or("", Policy::name);
         let mut decision = answer.map_err(|error| ObeyError::own_quota(name, error))?;
@@ -188,7 +188,7 @@ impl Visit {
 
     /// Returns to the line, because the client's own quotas do not admit the request before `until_us`.
     fn wait_until(&mut self, until_us: u64) {
-        debug_assert!(matches!(self.stage, Stage::MayGo(_)), "only a request that may go is asked of its own quotas");
+        debug_assert!(matches!(self.stage, Stage::MayGo(_)), "only a request that may go asks the client's own quotas");
         let Stage::MayGo(number) = self.stage else { return };
         let (turn, deadline_us) = (self.turn, self.deadline_us);
         self.stage = Stage::Waits;
@@ -199,7 +199,7 @@ impl Visit {
     /// pause has begun since the request was allowed to go. That holds even if the pause is over:
     /// otherwise all requests that wait for the service would go at once after it.
     pub(super) fn go(&mut self, now_us: u64) -> bool {
-        debug_assert!(matches!(self.stage, Stage::MayGo(_)), "a request goes once, when it may");
+        debug_assert!(matches!(self.stage, Stage::MayGo(_)), "a request goes only once, and only if it may go");
         let Stage::MayGo(number) = self.stage else { return self.stage != Stage::Waits };
         let (turn, deadline_us) = (self.turn, self.deadline_us);
         let goes = change(&self.line, |line, wakers| {
@@ -220,7 +220,10 @@ impl Visit {
 
     /// Notes the head of the response.
     pub(super) fn hear<R>(mut self, response: &Response<R>) {
-        debug_assert!(matches!(self.stage, Stage::OnItsWay(..)), "the service was called before it answers");
+        debug_assert!(
+            matches!(self.stage, Stage::OnItsWay(..)),
+            "a response is noted only for a request that was sent"
+        );
         let Stage::OnItsWay(number, sent_us) = self.stage else { return };
         let settings = Arc::clone(&self.settings);
         let (now_us, wall) = (settings.now_us(), settings.clock.now().into());

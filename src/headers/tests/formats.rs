@@ -212,10 +212,10 @@ fn legacy_headers_reject_unusable_names_with_the_reason() {
     for (headers, reason) in [
         (LegacyHeaders::new().limit("x app limit"), "not a valid header name"),
         (LegacyHeaders::new().limit(""), "not a valid header name"),
-        (LegacyHeaders::new().limit("Content-Length"), "gives it another meaning"),
-        (LegacyHeaders::new().used("grpc-used"), "gives it another meaning"),
-        (LegacyHeaders::new().used("Retry-After-Ms"), "gives it another meaning"),
-        (LegacyHeaders::new().limit("x-a").used("X-A"), "give each its own"),
+        (LegacyHeaders::new().limit("Content-Length"), "gives this name another meaning"),
+        (LegacyHeaders::new().used("grpc-used"), "gives this name another meaning"),
+        (LegacyHeaders::new().used("Retry-After-Ms"), "gives this name another meaning"),
+        (LegacyHeaders::new().limit("x-a").used("X-A"), "give each header a name of its own"),
     ] {
         let error = Headers::legacy(headers).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");

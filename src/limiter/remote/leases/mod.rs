@@ -271,8 +271,7 @@ impl Lease {
     }
 
     fn rest(self, policy: &Policy, key: &Key) -> Option<Refund> {
-        // The refund keeps the instant of the whole lease, because the last units of a lease drain when the whole
-        // lease has drained.
+        // The rest keeps the receipt's instant, because a lease's last units drain when the whole lease has drained.
         (self.left > 0).then(|| Refund::new(policy.clone(), key.clone(), self.receipt.split(self.left)))
     }
 }
