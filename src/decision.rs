@@ -1,4 +1,4 @@
-//! Decisions: a limiter's answer to a set of charges.
+//! Decisions: a limiter's answers to sets of charges.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -9,23 +9,23 @@ use smallvec::SmallVec;
 use crate::base::time::micros_ceil;
 use crate::base::wait::Wait;
 
-/// The number of low bits of a receipt that hold its number. The bits above hold notes of limiters.
+/// How many low bits of a receipt's `part` hold the number. The higher bits hold notes of limiters.
 const PART_BITS: u32 = 56;
 const PART: u64 = (1 << PART_BITS) - 1;
 
-/// The position of a charge about which the limiter was not asked.
+/// The value of `position` for a charge about which the limiter was not asked.
 const UNASKED: u64 = u64::MAX;
 
-/// A wait that never ends.
+/// The value of `retry_us` for a wait that never ends.
 const NEVER: u64 = u64::MAX;
 
-/// A wait whose length the limiter does not know.
+/// The value of `retry_us` for a wait whose length the limiter does not know.
 const UNKNOWN: u64 = u64::MAX - 1;
 
-/// A time that the limiter does not know.
+/// The value of `reset_us` for a time that the limiter does not know.
 const ABSENT: u64 = u64::MAX;
 
-/// A limiter's answer to a set of charges, of which all are taken or none.
+/// A limiter's answer to a set of charges. Either all charges of the set are taken or none.
 ///
 /// The set is allowed if every enforced charge is allowed; see [`Effect`](crate::limiter::Effect).
 pub struct Decision {
@@ -33,14 +33,14 @@ pub struct Decision {
     answers: Answers,
 }
 
-/// The number of charges whose answers need no allocation.
+/// The largest number of charges whose answers need no allocation.
 pub(crate) const INLINE: usize = 4;
 
 /// The answers for several charges.
 pub(crate) type Several = SmallVec<[ChargeDecision; INLINE]>;
 
-/// An answer for one charge has a variant of its own, because moving it then copies less than an
-/// answer for several.
+/// The answers for the charges of a set. An answer for one charge has a separate variant, because
+/// moving it copies less than moving answers for several charges.
 #[expect(clippy::large_enum_variant, reason = "a box would need an allocation, and INLINE avoids allocations")]
 enum Answers {
     One(ChargeDecision),
@@ -68,14 +68,14 @@ impl Decision {
         }
     }
 
-    /// Makes the answer from charges that are in place already.
+    /// Makes the answer from a list of charges.
     #[inline]
     pub(crate) fn of(allowed: bool, charges: Several) -> Self {
         Self { allowed, answers: Answers::Several(charges) }
     }
 
-    /// Makes the answer by writing the charges in place, because they are large. `make` returns
-    /// whether the set is allowed.
+    /// Makes the answer with a function that writes the charges in place, because the charges are
+    /// large. `make` returns whether the set is allowed.
     #[inline(always)]
     pub(crate) fn made(make: impl FnOnce(&mut Several) -> bool) -> Self {
         let mut decision = Self::of(false, Several::new());
@@ -107,13 +107,14 @@ impl Decision {
         }
     }
 
-    /// Takes the receipt of each charge out, in order. Each can be taken once.
+    /// Takes the receipt of each charge out of the decision, in the order of the charges. Each receipt
+    /// can be taken out once.
     #[must_use]
     pub fn take_receipts(&mut self) -> Vec<Option<Receipt>> {
         self.charges_mut().iter_mut().map(ChargeDecision::take_receipt).collect()
     }
 
-    /// Takes the answers out.
+    /// Takes the answers for the charges out of the decision.
     pub(crate) fn into_charges(self) -> impl Iterator<Item = ChargeDecision> {
         let (one, several) = match self.answers {
             Answers::One(charge) => (Some(charge), Several::new()),
@@ -122,7 +123,7 @@ impl Decision {
         one.into_iter().chain(several)
     }
 
-    /// Returns the answer for one charge, for taking its receipt out.
+    /// Returns the answer for one charge, whose receipt the caller can take out.
     pub fn charge_mut(&mut self, index: usize) -> Option<&mut ChargeDecision> {
         self.charges_mut().get_mut(index)
     }
@@ -134,18 +135,21 @@ impl fmt::Debug for Decision {
     }
 }
 
-/// A limiter's answer for one charge: what its quota allows, and what is left of it.
+/// A limiter's answer for one charge: whether the quota allows the charge, and what remains of the
+/// quota.
 ///
 /// `remaining` is rounded down, and every wait is rounded up to a microsecond.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ChargeDecision {
     limit: u64,
     remaining: u64,
-    /// `ABSENT` if it is not known.
+    /// The time until the whole quota is available, in microseconds. `ABSENT` if this time is not
+    /// known.
     pub(crate) reset_us: u64,
-    /// 0 if the charge is allowed, `UNKNOWN` if the wait is not known, `NEVER` if no wait helps.
+    /// The wait until the same cost would be admitted, in microseconds. 0 if the charge is allowed,
+    /// `UNKNOWN` if the wait is not known, `NEVER` if no wait helps.
     pub(crate) retry_us: u64,
-    /// 0 if it is not known.
+    /// The effective window in microseconds. 0 if it is not known.
     pub(crate) window_us: u64,
     delay_us: u64,
     position: u64,
@@ -162,8 +166,8 @@ impl ChargeDecision {
     }
 
     /// Makes the answer of a quota that denies the charge. `wait` says when the same cost would be
-    /// admitted: [`Wait::Never`] if it is above the capacity, and [`Wait::Unknown`] if the limiter
-    /// cannot know. [`Wait::None`] counts as unknown.
+    /// admitted: [`Wait::Never`] if the cost is above the capacity, and [`Wait::Unknown`] if the
+    /// limiter cannot know. [`Wait::None`] counts as unknown.
     ///
     /// `remaining` units of a capacity of `limit` are left.
     #[must_use]
@@ -179,30 +183,30 @@ impl ChargeDecision {
         Self { retry_us, limit, remaining, window_us, ..Self::blank() }
     }
 
-    /// Makes the answer for a charge about which the limiter was not asked, because another charge
-    /// of its set is known to be denied. The charge counts as allowed, and nothing else is known
-    /// about it.
+    /// Makes the answer for a charge about which the limiter was not asked, because another charge of
+    /// its set is known to be denied. The charge counts as allowed, and only its limit is known.
     #[must_use]
     pub fn unasked(limit: u64) -> Self {
         Self { retry_us: 0, limit, position: UNASKED, ..Self::blank() }
     }
 
-    /// Sets the time until the whole quota is available. Without it that time is unknown.
+    /// Sets the time until the whole quota is available. If this method is not called, the time is
+    /// unknown.
     #[must_use]
     pub fn with_reset_after(mut self, reset_after: Duration) -> Self {
         self.reset_us = micros_ceil(reset_after).min(ABSENT - 1);
         self
     }
 
-    /// Sets the [effective window](Self::effective_window). A window of zero counts as no window.
-    /// If no window is set and the charge is denied for a known time, that time is the window.
+    /// Sets the [effective window](Self::effective_window). A window of zero counts as no window. If no
+    /// window is set and the charge is denied with a known wait, this wait is the window.
     #[must_use]
     pub fn with_effective_window(mut self, window: Duration) -> Self {
         self.window_us = micros_ceil(window);
         self
     }
 
-    /// Sets how long the request has to wait for its departure, and behind how many units.
+    /// Sets how long the request has to wait for its departure, and how many units depart before it.
     #[must_use]
     pub fn with_delay(mut self, delay: Duration, position: u64) -> Self {
         self.delay_us = micros_ceil(delay);
@@ -210,21 +214,21 @@ impl ChargeDecision {
         self
     }
 
-    /// Adds the receipt, which the caller can take out.
+    /// Adds the receipt of the charge, which the caller can take out.
     #[must_use]
     pub fn with_receipt(self, receipt: Receipt) -> Self {
         Self { receipt, ..self }
     }
 
-    /// Returns whether the charge's own quota allows it. An observed charge may be denied in a
-    /// decision that is allowed.
+    /// Returns whether the charge's own quota allows the charge. A decision may be allowed although an
+    /// observed charge in it is denied.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.retry_us == 0
     }
 
-    /// Returns whether the quota was asked; see [`unasked`](Self::unasked). If it was not, only the
-    /// limit is known.
+    /// Returns whether the limiter was asked about the charge. If it was not asked, only the limit is
+    /// known; see [`unasked`](Self::unasked).
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.position != UNASKED
@@ -236,14 +240,14 @@ impl ChargeDecision {
         self.limit
     }
 
-    /// Returns the units that could still pass now, rounded down.
+    /// Returns the number of units that could still pass now, rounded down.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// Returns the time until the whole quota is available, if nothing else is charged. Returns
-    /// `None` if the limiter does not know it.
+    /// Returns the time until the whole quota is available, if nothing else is charged. Returns `None`
+    /// if the limiter does not know this time.
     #[must_use]
     pub fn reset_after(&self) -> Option<Duration> {
         self.known_reset_us().map(Duration::from_micros)
@@ -266,9 +270,9 @@ impl ChargeDecision {
         }
     }
 
-    /// Returns the rank of a policy among those of a request: the lowest one binds, and of equal ones the first.
-    /// Policies that refuse come first, those with the longest waits before the others. Then come those with the least
-    /// remaining.
+    /// Returns the rank of a policy among the policies of a request. The policy with the lowest rank binds, and the
+    /// first of them if several ranks are equal. Policies that refuse have the lowest ranks, ordered from the longest
+    /// wait to the shortest. All other policies follow, ordered from the fewest remaining units to the most.
     pub(crate) fn binding_rank(&self, refuses: bool) -> (bool, Reverse<Wait>, u64) {
         if refuses { (false, Reverse(self.wait()), 0) } else { (true, Reverse(Wait::None), self.remaining) }
     }
@@ -279,10 +283,11 @@ impl ChargeDecision {
         (self.retry_us < UNKNOWN).then_some(self.retry_us)
     }
 
-    /// Returns the time within which at most [`remaining`](Self::remaining) may be used: the `t` of
-    /// the `RateLimit` header since draft 11. It is not the time until the quota is full: after one
-    /// of 100 per minute it is 59.4 s. For a fixed window it is the time until the window ends,
-    /// also if nothing was used in it. Returns `None` if the limiter does not know it.
+    /// Returns the time within which at most [`remaining`](Self::remaining) may be used: the `t` of the
+    /// `RateLimit` header since draft 11. This is not the time until the quota is full again. For
+    /// example, after one request against a quota of 100 per minute, the effective window is 59.4 s.
+    /// For a fixed window it is the time until the window ends, even if no units were used in the
+    /// window. Returns `None` if the limiter does not know this time.
     #[must_use]
     pub fn effective_window(&self) -> Option<Duration> {
         (self.window_us != 0).then(|| Duration::from_micros(self.window_us))
@@ -301,15 +306,15 @@ impl ChargeDecision {
         if self.is_known() { self.position } else { 0 }
     }
 
-    /// Takes the receipt out, with which the charge can be refunded once. Returns `None` if the
-    /// charge took nothing.
+    /// Takes the receipt out of the answer. With it, the charge can be refunded once. Returns `None` if
+    /// the charge took no units.
     #[inline]
     #[must_use]
     pub fn take_receipt(&mut self) -> Option<Receipt> {
         Some(std::mem::replace(&mut self.receipt, Receipt::NONE)).filter(|receipt| receipt.units > 0)
     }
 
-    /// Returns the units that the receipt holds.
+    /// Returns the number of units that the receipt holds.
     pub(crate) fn taken(&self) -> u64 {
         self.receipt.units
     }
@@ -320,7 +325,7 @@ impl ChargeDecision {
         &self.receipt
     }
 
-    /// Moves the answer out, with its receipt.
+    /// Moves the answer and its receipt out, and leaves an answer without a receipt.
     #[inline]
     pub(crate) fn take(&mut self) -> Self {
         Self { receipt: std::mem::replace(&mut self.receipt, Receipt::NONE), ..*self }
@@ -336,7 +341,7 @@ impl ChargeDecision {
         self.receipt = receipt;
     }
 
-    /// Makes a placeholder, which denies for good.
+    /// Makes a placeholder, which denies the charge forever.
     pub(crate) const fn blank() -> Self {
         Self {
             limit: 0,
@@ -350,8 +355,8 @@ impl ChargeDecision {
         }
     }
 
-    /// Makes the answer of an algorithm. Times are in microseconds. `retry_us` is 0 if allowed and
-    /// `None` if no wait helps.
+    /// Makes the answer of an algorithm. Times are in microseconds. `retry_us` is 0 if the charge is
+    /// allowed, and `None` if it can never pass.
     #[inline]
     pub(crate) fn found(limit: u64, remaining: u64, reset_us: u64, window_us: u64, retry_us: Option<u64>) -> Self {
         let retry_us = retry_us.unwrap_or(NEVER);
@@ -371,8 +376,8 @@ impl ChargeDecision {
     }
 
     /// Copies the answer of a called function word by word. If an answer may come from a call or from inlined code, the
-    /// compiler then builds it in registers. Otherwise it would copy words that were just written, which stalls on
-    /// store forwarding.
+    /// compiler then builds the answer in registers. Otherwise the compiler would copy words that were just written,
+    /// which stalls on store forwarding.
     #[inline(always)]
     pub(crate) fn in_words(self) -> Self {
         let Self { limit, remaining, reset_us, retry_us, window_us, delay_us, position, receipt } = self;
@@ -387,7 +392,7 @@ impl ChargeDecision {
         self.receipt = Receipt::NONE;
     }
 
-    /// Returns the answer as it is `passed_us` later.
+    /// Returns the answer with its times shortened by `passed_us`, which have passed since.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn later(&self, passed_us: u64) -> Self {
         // A time that is unknown or absent stays unknown or absent.
@@ -400,27 +405,28 @@ impl ChargeDecision {
         }
     }
 
-    /// Returns the answer for a charge that can never pass.
+    /// Returns the answer with a wait that never ends.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn for_good(self) -> Self {
         Self { retry_us: NEVER, ..self }
     }
 
-    /// Returns the answer with `more` remaining units, which the process holds.
+    /// Returns the answer with `more` remaining units, which this process holds by a lease.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn with_more_remaining(&self, more: u64) -> Self {
         Self { remaining: self.remaining.saturating_add(more).min(self.limit), ..self.clone() }
     }
 
-    /// Changes the answer to that of a charge that took nothing: adds the `taken` units to what
-    /// remains, and keeps the receipt. `remaining` is exact, and no wait is too short.
+    /// Changes the answer as if the charge had taken no units: adds the `taken` units to the remaining
+    /// units. Keeps the receipt. The new `remaining` is exact, and no wait is too short.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn stand(&mut self, taken: u64) {
         self.remaining = self.with_cost_changed(taken, 0).remaining;
     }
 
-    /// Returns the answer for a cost of `actual` instead of `charged`. If the whole quota is available then, the
-    /// reset is zero. Otherwise only the limiter knows when the whole quota is available, and the reset stays.
+    /// Returns the answer for a cost of `actual` instead of `charged`. If the whole quota is available with this
+    /// cost, the reset is zero. Otherwise only the limiter knows when the whole quota is available, and the
+    /// reset stays.
     pub(crate) fn with_cost_changed(&self, charged: u64, actual: u64) -> Self {
         let remaining = self.remaining.saturating_add(charged).saturating_sub(actual).min(self.limit);
         let is_whole = remaining == self.limit && self.reset_after().is_some();
@@ -429,19 +435,20 @@ impl ChargeDecision {
 }
 
 impl Clone for ChargeDecision {
-    /// The clone has no receipt, because a charge can be refunded only once. So it is not equal to an answer that has
-    /// one.
+    /// The clone has no receipt, because a charge can be refunded only once. So the clone is not equal to an answer
+    /// that has a receipt.
     fn clone(&self) -> Self {
         Self { receipt: Receipt::NONE, ..*self }
     }
 }
 
-/// Records what a charge took, so that it can be refunded exactly. It cannot be cloned, so it is
-/// refunded at most once.
+/// Records what a charge took, so that the charge can be refunded exactly. A receipt cannot be cloned,
+/// so a charge is refunded at most once.
 ///
-/// Each limiter defines what its numbers mean. In this crate a bucket's receipt holds the instant
-/// at which the charge's own units have drained, a window's the window, a block's the window and the
-/// blocks before it, and a log's the instant of the charge.
+/// Each limiter defines what the numbers in its receipts mean. In this crate, a bucket's receipt holds
+/// the instant at which the charge's own units have drained. A window's receipt holds the window, and a
+/// log's receipt the instant of the charge. A block's receipt holds the window and the blocks before
+/// it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Receipt {
     units: u64,
@@ -461,14 +468,14 @@ impl Receipt {
         Self { units, at_us, part: part & PART }
     }
 
-    /// Returns a receipt for this many units that were counted at the same place, by any charge. A limiter refunds no
-    /// more units than are in use there.
+    /// Returns a receipt for `units`, with this receipt's instant and number. The units may be of other charges that
+    /// were counted there. A limiter refunds at most as many units as are in use there.
     #[cfg(feature = "rules")]
     pub(crate) fn of_units(self, units: u64) -> Self {
         Self { units, ..self }
     }
 
-    /// Adds a note of one bit above the earlier notes.
+    /// Adds a note of one bit. Earlier notes move up by one bit.
     pub(crate) fn noted(self, second: bool) -> Self {
         let notes = (self.part & !PART) << 1 | u64::from(second) << PART_BITS;
         Self { part: self.part & PART | notes, ..self }
@@ -493,14 +500,14 @@ impl Receipt {
         self.at_us
     }
 
-    /// Returns the number that goes with the instant.
+    /// Returns the number that the limiter stored with the instant.
     #[must_use]
     pub fn part(&self) -> u64 {
         self.part & PART
     }
 
-    /// Returns a receipt for at most `units` of these units, to refund a part. The rest stays
-    /// charged.
+    /// Returns a receipt for at most `units` of this receipt's units, to refund a part of the charge.
+    /// The other units stay charged.
     #[must_use]
     pub fn split(self, units: u64) -> Self {
         Self { units: self.units.min(units), ..self }

@@ -1,12 +1,13 @@
-//! The error of a setting, the shape of the crate's other errors, and of enums whose variants have labels.
+//! The error of a setting, and macros for the crate's other errors and for enums whose variants have
+//! labels.
 //!
-//! The text of an error does not repeat that of its source. Its cause is its source.
+//! The cause of an error is its source. The text of an error does not repeat the text of its source.
 
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
-/// Any error, as Tower's services and bodies pass it on.
+/// Any error, boxed as in Tower's services and bodies.
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The cause of an error. Two causes are equal if their texts are equal.
@@ -36,7 +37,7 @@ impl PartialEq for Source {
 
 impl Eq for Source {}
 
-/// Prints an error and its sources: `what: why`.
+/// Prints an error and its sources, separated by colons: `what: why`.
 pub(crate) struct WithSources<'a>(pub(crate) &'a dyn Error);
 
 impl fmt::Display for WithSources<'_> {
@@ -72,13 +73,14 @@ macro_rules! debug_as_text {
 }
 pub(crate) use debug_as_text;
 
-/// Returns whether a character changes the direction of the text after it, so that readers see another text.
+/// Returns whether a character changes the direction of the text after it, so that a reader sees other text
+/// than a program reads.
 pub(crate) fn turns_text(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Replaces a character that could move the cursor of a terminal that shows an error, or change the direction of the
-/// text.
+/// Replaces a character that could move a terminal's cursor or change the direction of text, because terminals show
+/// errors.
 pub(crate) fn printable(c: char) -> char {
     if c.is_control() || turns_text(c) { '\u{fffd}' } else { c }
 }
@@ -135,8 +137,8 @@ macro_rules! kind_and_message {
 pub(crate) use kind_and_message;
 
 kind_and_message! {
-    /// The error of a setting that cannot be used: a quota, a rule, a header's name, a network, a size. Its text says
-    /// what is wrong, where, and how to fix it; [`kind`](Self::kind) distinguishes the cases.
+    /// The error of a setting that cannot be used: a quota, a rule, a header's name, a network, a size. The error's
+    /// text says what is wrong, where, and how to fix it; [`kind`](Self::kind) distinguishes the cases.
     ///
     /// ```
     /// use tower_ratelimit::{ConfigError, ConfigErrorKind, Quota, Rule};
@@ -158,24 +160,26 @@ kind_and_message! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConfigErrorKind {
-    /// The parts do not fit together: two quotas of a rule count alike, or a quota cannot replace another one.
+    /// The parts do not fit together: two quotas of a rule count in the same way, or a quota cannot replace
+    /// another quota.
     Combination,
-    /// A table is full: of [`Overrides`](crate::middleware::Overrides) that have not ended.
+    /// A table of [`Overrides`](crate::middleware::Overrides) is full, and none of its entries has
+    /// ended.
     Full,
-    /// Something is missing: a rule has no quota, an override no key, a list no network.
+    /// A part is missing: a rule has no quota, an override has no key, or a list has no network.
     Missing,
-    /// A name cannot be used: of a rule, a unit or a header.
+    /// A name of a rule, a unit or a header cannot be used.
     Name,
-    /// The option has no meaning here: for this algorithm, or for a client's own quota.
+    /// The option has no meaning for this algorithm, or for a client's own quota.
     NotAnOption,
-    /// A number is out of its range: of units, a prefix, proxies, or keys. A period is zero, longer than 366 days, or
-    /// not a whole number of microseconds.
+    /// A number of units, proxies or keys, or the length of a prefix, is out of its range. Or a period is zero,
+    /// longer than 366 days, or not a whole number of microseconds.
     Range,
-    /// The bytes are no snapshot, are damaged, or are of another version of this crate.
+    /// The bytes are not a snapshot, are damaged, or come from another version of this crate.
     Snapshot,
-    /// The text could not be read: as a quota, a network, a time zone, or a label.
+    /// The text is not a valid quota, network, time zone, or label.
     Syntax,
-    /// A limiter does not [support](crate::limiter::Limiter::supports) the quota.
+    /// The limiter does not [support](crate::limiter::Limiter::supports) the quota.
     Unsupported,
 }
 

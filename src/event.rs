@@ -1,4 +1,4 @@
-//! Events of limiters, layers and files of rules, except decisions.
+//! Events of limiters, layers, files of rules and fleets. Decisions are not events.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,21 +14,23 @@ labelled! {
     StoreErrorKind,
     /// Returns the label for metrics and logs.
     as_str {
-        /// The store cannot serve now: no connection, loading, failing over, read-only, out of memory. It passes by
-        /// itself.
+        /// The store cannot serve now: it has no connection, is loading, failing over, read-only, or out of memory.
+        /// This ends by itself.
         Unavailable = "unavailable",
         /// No answer came within the deadline. The charge may have been taken.
         Timeout = "timeout",
-        /// This process asks for more than it can carry, and the store is not to blame. Too many checks wait already,
-        /// earlier checks took the whole deadline, or the process was too busy to read the answer. Except in the last
-        /// case the check was not sent.
+        /// This process makes more checks than it can handle, and the store is not the cause. Too many checks already
+        /// wait, earlier checks took the whole deadline, or the process was too busy to read the answer. In the last
+        /// case the check was sent, and otherwise it was not.
         Overloaded = "overloaded",
-        /// Other processes changed the key each time before this one could. The charge was not taken.
+        /// Other processes changed the key before each attempt of this process to change it. The charge
+        /// was not taken.
         Contended = "contended",
-        /// An operator has to fix it: a wrong password, a missing right, a URL that is not valid, a server that is
-        /// too old, or a set of charges that the store cannot decide.
+        /// An operator has to fix the setup. A password is wrong, a right is missing, a URL is not valid, the
+        /// server is too old, or the store cannot decide a set of charges.
         Misconfigured = "misconfigured",
-        /// This version of the crate cannot read the stored value, or the reply does not come from its scripts.
+        /// This version of the crate cannot read the stored value, or the reply does not come from the crate's
+        /// scripts.
         Foreign = "foreign",
     }
 }
@@ -55,30 +57,32 @@ labelled! {
 /// }
 /// ```
 ///
-/// With the feature `tracing`, the limiters of this crate also write changes as events of the target `tower_ratelimit`,
-/// with or without an observer: [`StoreDown`](Self::StoreDown), [`StoreFar`](Self::StoreFar),
+/// With the feature `tracing`, the limiters of this crate also write some events to the target `tower_ratelimit`, with
+/// or without an observer. [`StoreDown`](Self::StoreDown), [`StoreFar`](Self::StoreFar),
 /// [`StoreFailed`](Self::StoreFailed), [`ScriptsForgotten`](Self::ScriptsForgotten) and
-/// [`TooManyQuotas`](Self::TooManyQuotas) at the level `WARN`,
-/// [`StoreUp`](Self::StoreUp), [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) at `INFO`.
-/// Events that come for each check, request or key are not written. Without the feature nothing is printed.
+/// [`TooManyQuotas`](Self::TooManyQuotas) have the level `WARN`. [`StoreUp`](Self::StoreUp),
+/// [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) have the level `INFO`. Events that occur
+/// for each check, request or key are not written. Without the feature, no event is written.
 ///
-/// The functions that are named like events make them. Use them in limiters of your own, and in tests of observers.
+/// Each event is made by the function with its name. Use these functions in limiters of your own, and in tests of
+/// observers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimiterEvent {
-    /// A key with a live state was forgotten to make room for another one, or because a restored snapshot has more
-    /// keys than the limiter has room for.
+    /// The limiter forgot a key with a live state, to make room for another key or because a restored snapshot has
+    /// more keys than fit.
     #[non_exhaustive]
     Evicted {
-        /// True if the key had no allowance left. Its client then got a fresh allowance.
+        /// Whether the key had no allowance left. Its client got a fresh allowance.
         throttled: bool,
     },
     /// A new key was denied because the table is full.
     Full,
-    /// More quotas have live states than a limiter has numbers for (16,382). The limiter also enforces
-    /// the quotas beyond that, and their keys keep what they have used. Their states take more memory
-    /// and time, and are not in snapshots. When the table is full they can be evicted, even those of
-    /// [meters](crate::Quota::meter), which otherwise never are. Reported at most every ten seconds.
+    /// More than 16,382 quotas have live states, and the limiter has numbers only for so many. The
+    /// limiter also enforces further quotas, and their keys keep what they have used. The states of
+    /// further quotas take more memory and time, and are not in snapshots. If the table is full they
+    /// can be evicted, even the states of [meters](crate::Quota::meter), which otherwise are never
+    /// evicted. Reported at most every ten seconds.
     TooManyQuotas,
     /// The first of two limiters could not decide a request, and the second was asked.
     #[non_exhaustive]
@@ -86,27 +90,28 @@ pub enum LimiterEvent {
         /// The error of the first limiter, with its causes.
         error: String,
     },
-    /// The limiter could not answer. A fallback reports it when its first limiter fails at a call that does not
-    /// decide a request.
+    /// The limiter could not answer. A fallback reports this event if its first limiter fails at a call that
+    /// does not decide a request.
     #[non_exhaustive]
     Failed {
         /// The error of the limiter, with its causes.
         error: String,
     },
-    /// The limiter answered a check without its store: it remembers that the key is denied, or it holds leased units.
+    /// The limiter answered a check without its store, because it remembers a denial of the key or holds leased
+    /// units.
     AnsweredLocally,
-    /// A check that a store, such as Redis, decides has ended. Reported for each check, while its request is polled:
-    /// the current span is that of the request.
+    /// A check that a store, such as Redis, decides has ended. Reported for each check. Observers are called while
+    /// the check's request is polled, so that the current span is the request's span.
     #[non_exhaustive]
     StoreChecked {
-        /// The duration of the check, with the time that it waited to be sent; zero if it was not sent, because its
-        /// server is believed dead.
+        /// The duration of the check, including the time that it waited to be sent. Zero if the check was not sent
+        /// because its server is believed dead.
         duration: Duration,
         /// `None` if the store decided.
         error: Option<StoreErrorKind>,
     },
-    /// A server stopped answering. Until it answers again, checks that need it fail at once. It is reported again if
-    /// the reason changes, for example if connections to the server are now refused.
+    /// A server stopped answering. Until the server answers again, checks that need it fail at once. The event is
+    /// reported again if the reason changes, for example if connections to the server are now refused.
     #[non_exhaustive]
     StoreDown {
         /// The server's host and port.
@@ -114,69 +119,70 @@ pub enum LimiterEvent {
         /// The last error, with its causes.
         error: String,
     },
-    /// A server answers again. If the server was down for the second time within ten seconds, this is reported once it
-    /// has answered for a second.
+    /// A server answers again. If the server was down for the second time within ten seconds, the event is reported
+    /// after the server has answered for a second.
     #[non_exhaustive]
     StoreUp {
         /// The server's host and port.
         server: String,
     },
-    /// A server that did not answer is not waited for any more: it has left the cluster, or the limiter was dropped.
+    /// The limiter no longer waits for a server that did not answer, because the server has left the cluster or the
+    /// limiter was dropped.
     #[non_exhaustive]
     StoreLeft {
         /// The server's host and port.
         server: String,
     },
-    /// A server answers, but a round trip to it takes more than half of the time that a check has. Checks fail as soon
-    /// as a round trip takes a little longer. Reported once for each server, when it was connected to for the first
-    /// time.
+    /// A server answers, but a round trip to it takes more than half of a check's deadline. Checks fail if round trips
+    /// take only a little longer. Reported once for each server, after the first connection to it.
     #[non_exhaustive]
     StoreFar {
         /// The server's host and port.
         server: String,
-        /// The shortest of some round trips.
+        /// The shortest of several measured round trips.
         round_trip: Duration,
-        /// The time that a check has.
+        /// The deadline of a check.
         deadline: Duration,
     },
-    /// A server of Redis does not know scripts of the limiter that it had run: it was restarted, it is another
-    /// server than before, or its scripts were flushed. If it lost its data too, each key has its whole quota
-    /// again. No check fails because of it. Reported at most once in ten seconds for each server.
+    /// A Redis server no longer has scripts of the limiter that it had run. The server was restarted, another
+    /// server replaced it, or its scripts were flushed. If the server also lost its data, each key has its
+    /// whole quota again. No check fails because of missing scripts. Reported at most once in ten seconds for
+    /// each server.
     #[non_exhaustive]
     ScriptsForgotten {
         /// The server's host and port.
         server: String,
     },
-    /// Checks fail at the store. Reported once a minute for each kind of error, and five seconds later if a check then
-    /// fails for another reason. Reported again after [`StoreRecovered`](Self::StoreRecovered), and when an observer
-    /// is added.
+    /// Checks fail at the store. Reported once a minute for each kind of error, and again after five seconds if a
+    /// check then fails for another reason. Reported again after [`StoreRecovered`](Self::StoreRecovered), and when
+    /// an observer is added.
     #[non_exhaustive]
     StoreFailed {
-        /// The kind of the error. If it is [`Misconfigured`](StoreErrorKind::Misconfigured), an operator has to fix
-        /// something before the store can be used.
+        /// The kind of the error. If the kind is [`Misconfigured`](StoreErrorKind::Misconfigured), an operator has
+        /// to fix the setup before the store can be used.
         kind: StoreErrorKind,
         /// The error, with its causes, and how to fix it.
         error: String,
     },
-    /// Checks succeed again after [`StoreFailed`](Self::StoreFailed): one has succeeded, and none has failed for five
-    /// seconds.
+    /// Checks succeed again after [`StoreFailed`](Self::StoreFailed): a check has succeeded, and no check has failed
+    /// for five seconds.
     StoreRecovered,
-    /// A correction after the response did not reach the store: a refund, or the charge of what a request cost more
-    /// than it was charged. Reported for each call that was lost.
+    /// A correction after the response did not reach the store. The correction was a refund, or a charge of the
+    /// units by which a request cost more than it was charged. Reported for each lost call.
     #[non_exhaustive]
     CorrectionLost {
-        /// The number of charges that were to be corrected.
+        /// The number of charges that the call should have corrected.
         charges: usize,
         /// The kind of the error.
         kind: StoreErrorKind,
     },
     /// The store had forgotten units of a [concurrency limit](crate::Quota::concurrent) that this process holds, and
-    /// this process has reported them again. The store had lost its data, or this process could not renew them in
-    /// time. Other processes may have taken the units meanwhile, so more than the limit may be held. Reported for
-    /// each key.
+    /// this process has stored the units again. The store had lost its data, or this process could not renew the
+    /// units in time. Other processes may have taken the units meanwhile, so more than the limit may be held.
+    /// Reported for each key.
     #[non_exhaustive]
     PlacesForgotten {
-        /// The number of units.
+        /// The number of forgotten units.
         units: u64,
     },
 }
@@ -254,7 +260,7 @@ impl LimiterEvent {
         Self::CorrectionLost { charges, kind }
     }
 
-    /// Writes the event to `tracing` if it is a change, and not an event that comes for each check or key.
+    /// Writes the event to `tracing`, unless it is an event that occurs for each check, request or key.
     pub(crate) fn log(&self) {
         #[cfg(feature = "tracing")]
         contained(|| match self {
@@ -311,40 +317,41 @@ impl LimiterEvent {
     }
 }
 
-/// Something that happened in a layer, beside the outcomes of requests.
+/// Something that happened in a layer, other than the outcomes of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LayerEvent {
     /// A request begins to wait for its departure from a leaky queue, or in line for units of a concurrency limit.
     #[non_exhaustive]
     WaitBegan {
-        /// The policy that makes it wait. If several queues do, it is the one with the longest wait.
+        /// The policy that makes the request wait. If several queues make it wait, this is the policy
+        /// with the longest wait.
         policy: Policy,
     },
-    /// A request no longer waits for the policy: it departs, it was refused, it was dropped, or it joins the line of
+    /// A request no longer waits for the policy: the request departs, was refused, was dropped, or joins the line of
     /// another policy.
     #[non_exhaustive]
     WaitEnded {
         /// The policy of the event with which the wait began.
         policy: Policy,
-        /// How long the request waited, by the timer of the layer.
+        /// How long the request waited, according to the layer's timer.
         waited: Duration,
     },
     /// The body of a request or a response gets a [pace](crate::Rule::pace_responses). A body that several rules pace
-    /// is reported once for each.
+    /// is reported once for each rule.
     #[non_exhaustive]
     PaceBegan {
         /// The policy whose quota is the pace.
         policy: Policy,
     },
-    /// A body with a pace has ended: all of it passed, it failed, or it was dropped.
+    /// A body with a pace has ended: all bytes passed, the body failed, or the body was dropped.
     #[non_exhaustive]
     PaceEnded {
         /// The policy of the event with which the pace began.
         policy: Policy,
-        /// The bytes of the body that passed.
+        /// How many bytes of the body passed.
         bytes: u64,
-        /// How long that took, by the timer of the layer.
+        /// How long the body took, according to the layer's timer.
         lasted: Duration,
     },
 }
@@ -377,9 +384,9 @@ impl LayerEvent {
 
 /// Something that happened to the [rules](crate#features) of a file.
 ///
-/// With the feature `tracing`, both are also written as events of the target `tower_ratelimit`, with or without an
-/// observer: [`Refused`](Self::Refused) at the level `WARN`, [`Loaded`](Self::Loaded) at `INFO`. They are written once,
-/// however many layers have the rules. Without the feature nothing is printed.
+/// With the feature `tracing`, both events are also written to the target `tower_ratelimit`, with or without an
+/// observer. [`Refused`](Self::Refused) has the level `WARN`, and [`Loaded`](Self::Loaded) the level `INFO`. Each event
+/// is written once, even if several layers use the rules. Without the feature, no event is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RulesEvent {
@@ -388,15 +395,15 @@ pub enum RulesEvent {
     Loaded {
         /// The number of times that the rules were replaced.
         version: u64,
-        /// The path of the file. `None` if the rules are from a text.
+        /// The path of the file. `None` if the rules were read from a text instead of a file.
         file: Option<PathBuf>,
-        /// The number of rules, or of limits in a file of Envoy's form.
+        /// The number of rules, or of limits if the file has Envoy's format.
         rules: usize,
     },
     /// A file of rules has problems, and the rules stay as they were.
     #[non_exhaustive]
     Refused {
-        /// All problems, with the path of the file and their lines.
+        /// All problems, with the path of the file and the lines of the problems.
         error: String,
     },
 }
@@ -414,7 +421,7 @@ impl RulesEvent {
         Self::Refused { error: error.into() }
     }
 
-    /// Writes the event to `tracing`, with the change in words.
+    /// Writes the event to `tracing`. `changes` describes the changes of the rules in words.
     #[cfg(feature = "rules")]
     pub(crate) fn log(&self, changes: &str) {
         #[cfg(not(feature = "tracing"))]
@@ -439,22 +446,23 @@ impl RulesEvent {
 
 /// Something that happened to the operators' settings for all processes.
 ///
-/// With the feature `tracing`, each is also written as an event of the target `tower_ratelimit`, with or without an
-/// observer: [`Unreadable`](Self::Unreadable) at the level `WARN`, the others at `INFO`.
+/// With the feature `tracing`, each event is also written to the target `tower_ratelimit`, with or without an
+/// observer. [`Unreadable`](Self::Unreadable) has the level `WARN`, and the other events have the level `INFO`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FleetEvent {
     /// A revision is in force in this process.
     #[non_exhaustive]
     InForce {
-        /// The number of changes so far, in all processes.
+        /// The number of the revision: how often any process has changed the settings.
         revision: u64,
-        /// A hash of the text, of 48 bits, the same in all processes.
+        /// A 48-bit hash of the settings' text. It is equal in all processes with the same text.
         hash: u64,
-        /// Since when this process has the revision, by the calendar.
+        /// The calendar time since which this process has the revision.
         since: Timestamp,
     },
-    /// The store does not answer, or this version cannot read its text. The settings that are in force stay.
+    /// The store does not answer, or this version of the crate cannot read the stored text. The settings
+    /// that are in force stay.
     #[non_exhaustive]
     Unreadable {
         /// The error, with its causes.

@@ -1,4 +1,4 @@
-//! Explanations: what a layer would do with a request, and why.
+//! Explanations of what a layer would do with a request, and why.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,39 +17,40 @@ labelled! {
     NotCharged,
     /// Returns the label for JSON and logs.
     as_str {
-        /// The rule of a [file](crate::guide::rules_in_a_file) is not for the request's path.
+        /// The rule of a [file](crate::guide::rules_in_a_file) does not apply to the request's path.
         Path = "path",
-        /// The rule of a file is not for the request's method.
+        /// The rule of a file does not apply to the request's method.
         Method = "method",
-        /// The rule of a file is not for the request's host.
+        /// The rule of a file does not apply to the request's host.
         Host = "host",
-        /// The rule of a file needs a header that the request does not have.
+        /// The rule of a file requires a header that the request does not have.
         Header = "header",
-        /// The rule of a file needs a parameter of the query that the request does not have.
+        /// The rule of a file requires a query parameter that the request does not have.
         Query = "query",
-        /// The rule of a file is not for the request's user agent.
+        /// The rule of a file does not apply to the request's user agent.
         UserAgent = "user_agent",
-        /// The rule of a file is not for the client's address.
+        /// The rule of a file does not apply to the client's address.
         Client = "client",
-        /// The rule of a file is not for the request's action.
+        /// The rule of a file does not apply to the request's action.
         Action = "action",
-        /// The rule of a file is not for the present time.
+        /// The rule of a file does not apply at the present time.
         Time = "time",
-        /// The `not` of the rule of a file leaves the request out.
+        /// The rule of a file excludes the request by its `not`.
         LeftOut = "left_out",
-        /// The file says that the rule is not applied.
+        /// The file disables the rule with `enabled`.
         Disabled = "disabled",
-        /// The limit of a file in Envoy's form is for other descriptors than those of the request.
+        /// The limit of a file in Envoy's format matches none of the request's descriptors.
         Descriptor = "descriptor",
-        /// The condition of a rule in code does not hold, see [`Rule::when`](crate::Rule::when).
+        /// The condition of a rule in code, [`Rule::when`](crate::Rule::when), does not hold.
         Condition = "condition",
-        /// The rule applies the quota that the request [brings](crate::Rule::quota_from), and it brings none.
+        /// The rule applies the quota that the request [brings](crate::Rule::quota_from), and the request
+        /// brings none.
         NoQuota = "no_quota",
         /// The request has no key, and the rule [exempts](crate::MissingKey::Exempt) such requests.
         KeyExempt = "key_exempt",
-        /// The request has no key. A rule that enforces refuses it.
+        /// The request has no key. In the mode `enforce` the rule refuses such requests.
         KeyMissing = "key_missing",
-        /// A rule before this one refuses the request, because it has no key.
+        /// An earlier rule refuses the request, because the request has no key for that rule.
         NotAsked = "not_asked",
         /// An access list allows or denies the request, so no rule is asked.
         AccessList = "access_list",
@@ -59,13 +60,14 @@ labelled! {
     }
 }
 
-/// Says what a layer would do with a request, and why: the answer of
-/// [`RateLimitLayer::explain`](crate::RateLimitLayer::explain).
+/// Says what a layer would do with a request, and why.
+/// [`RateLimitLayer::explain`](crate::RateLimitLayer::explain) returns it.
 ///
-/// It prints in plain words, and [`to_json`](Self::to_json) returns the same for programs.
+/// `Display` prints the explanation in plain words, and [`to_json`](Self::to_json) returns it for
+/// programs.
 ///
-/// Both contain the request's keys, which may be secrets or personal data. [`mask_keys`](Self::mask_keys) replaces
-/// them.
+/// Both texts contain the request's keys, which may be secrets or personal data. [`mask_keys`](Self::mask_keys)
+/// replaces the keys.
 #[derive(Clone, Debug)]
 pub struct Explanation {
     outcome: Outcome,
@@ -82,7 +84,7 @@ pub struct RuleExplanation {
     pub(crate) not_charged: Option<NotCharged>,
     pub(crate) expected: Option<Box<str>>,
     pub(crate) key: Option<Key>,
-    /// The key as it is shown.
+    /// The text of the key, as the explanation shows it.
     pub(crate) key_text: Option<String>,
     pub(crate) cost: Option<u64>,
     pub(crate) settles: bool,
@@ -95,55 +97,57 @@ impl Explanation {
         Self { outcome, rules, failure, line_wait: None }
     }
 
-    /// Notes that the request would wait in line for up to this time.
+    /// Adds the longest time for which the request would wait in line, if it would wait.
     pub(crate) fn waiting_in_line(self, line_wait: Option<Duration>) -> Self {
         Self { line_wait, ..self }
     }
 
     /// Returns the longest time for which the request would wait in line for units of a [concurrency
-    /// limit](crate::Quota::concurrent). Nobody knows whether units come free in that time. So
-    /// [`passes`](Self::passes) is `false`, and the outcome is that of a request for which none come free. Returns
-    /// `None` if it would not wait in line.
+    /// limit](crate::Quota::concurrent). It is unknown whether units are freed in this time. So
+    /// [`passes`](Self::passes) is `false`, and the outcome is that of a request that waits without success.
+    /// Returns `None` if the request would not wait in line.
     #[must_use]
     pub fn wait_in_line(&self) -> Option<Duration> {
         self.line_wait
     }
 
-    /// Returns whether the request would reach a service: the inner one or the
+    /// Returns whether the request would reach a service: the inner service or the
     /// [overflow](crate::RateLimitLayer::overflow).
     #[must_use]
     pub fn passes(&self) -> bool {
         self.outcome.kind().passed()
     }
 
-    /// Returns the outcome that the request would have, with the status of each policy as it would be reported then.
+    /// Returns the outcome that the request would have, with the status of each policy as the outcome would report
+    /// it.
     ///
-    /// * The units that an allowing policy has left are those *after* the request. Nothing is
-    ///   [taken](PolicyStatus::taken).
+    /// * The remaining units of a policy that allows the request are the units *after* the request. No
+    ///   units are [taken](PolicyStatus::taken).
     /// * In a layer with an overflow, a request over a quota is
-    ///   [`Overflowed`](crate::observe::OutcomeKind::Overflowed). The overflow is not asked whether it is ready; if it
-    ///   is not, the request is refused.
-    /// * A request that would have to wait is [`Delayed`](crate::observe::OutcomeKind::Delayed), for
-    ///   [`Outcome::delay`].
+    ///   [`Overflowed`](crate::observe::OutcomeKind::Overflowed). The explanation does not ask whether the overflow is
+    ///   ready. If the overflow is not ready, the real request is refused.
+    /// * A request that would have to wait for its departure is
+    ///   [`Delayed`](crate::observe::OutcomeKind::Delayed), and [`Outcome::delay`] returns its wait.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
     /// Returns what each rule of the layer does with the request, in the order of the rules. If a rule of a file
-    /// in Envoy's form charges several keys, the list has it once for each key.
+    /// in Envoy's format charges several keys, the list contains the rule once for each key.
     #[must_use]
     pub fn rules(&self) -> &[RuleExplanation] {
         &self.rules
     }
 
-    /// Returns the limiter's error, if the limiter could not answer.
+    /// Returns the limiter's error if the limiter could not answer.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// Replaces the text of each key by what `mask` returns for it, for logs and pages that not everybody may see.
+    /// Replaces the text of each key with the text that `mask` returns for it, for logs and pages on which keys
+    /// must not appear.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
@@ -203,10 +207,11 @@ impl Explanation {
     /// | `statuses` | an object for each policy that was asked: the rule's own, then its block or meter |
     ///
     /// A status: `policy`, `quota`, `unit`, `cost`, `allowed`, `refuses`, `near`, `limit`, `used`, `remaining`,
-    /// `reset_after_us`, `wait`, `wait_us` and `delay_us`, as in [`PolicyStatus`] and its decision. All but `policy`,
-    /// `quota`, `unit`, `cost` and `limit` are `null` if the limiter did not ask the quota, because another one is
-    /// known to refuse the request. `limit` and `remaining` are `null` for an [unlimited](crate::Quota::unlimited)
-    /// quota. `reset_after_us` is also `null` if the limiter does not know it.
+    /// `reset_after_us`, `wait`, `wait_us` and `delay_us`, as in [`PolicyStatus`] and its decision. If the limiter
+    /// did not ask the quota because another quota is known to refuse the request, only `policy`, `quota`, `unit`,
+    /// `cost` and `limit` are not `null`. `limit` and `remaining` are `null` for an
+    /// [unlimited](crate::Quota::unlimited) quota. `reset_after_us` is also `null` if the limiter does not know
+    /// this time.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = String::new();
@@ -231,21 +236,23 @@ impl RuleExplanation {
         &self.policies
     }
 
-    /// Returns the rule's mode: the milder of its own and its layer's.
+    /// Returns the mode in which the rule applies: the milder of the rule's own mode and the layer's
+    /// mode.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Returns why the rule does not charge the request. `None` means that it does, unless the request is refused.
+    /// Returns why the rule does not charge the request. Returns `None` if the rule charges the request, unless
+    /// the request is refused.
     #[must_use]
     pub fn not_charged(&self) -> Option<NotCharged> {
         self.not_charged
     }
 
-    /// Returns the words of the condition that the request does not meet, such as `POST or PUT`, or of the `not` that
-    /// [leaves it out](NotCharged::LeftOut), such as `the method POST`. Conditions in code have none. Long ones are
-    /// shortened.
+    /// Returns the words of the condition that the request does not meet, such as `POST or PUT`. If the rule's `not`
+    /// [excludes the request](NotCharged::LeftOut), returns the words of the `not`, such as `the method POST`.
+    /// Conditions in code have no words. Long words are shortened.
     #[must_use]
     pub fn expected(&self) -> Option<&str> {
         self.expected.as_deref()
@@ -257,40 +264,42 @@ impl RuleExplanation {
         self.key.as_ref()
     }
 
-    /// Returns the key as text: [`Key::display`], or what [`Explanation::mask_keys`] made of it.
+    /// Returns the key as text: [`Key::display`], or the text with which [`Explanation::mask_keys`]
+    /// replaced it.
     #[must_use]
     pub fn key_text(&self) -> Option<&str> {
         self.key_text.as_deref()
     }
 
-    /// Returns the units that the request costs. `None` if the rule does not charge it, or if another rule refuses the
-    /// request because it has no key.
+    /// Returns the units that the request costs. Returns `None` if the rule does not charge the request, or if another
+    /// rule refuses the request because the request has no key.
     #[must_use]
     pub fn cost(&self) -> Option<u64> {
         self.cost
     }
 
-    /// Returns whether the response may change or refund the [cost](Self::cost), which is then a reservation.
+    /// Returns whether the response may change or refund the [cost](Self::cost). If so, the cost is only a
+    /// reservation.
     #[must_use]
     pub fn settles(&self) -> bool {
         self.settles
     }
 
     /// Returns whether the rule [paces](crate::Rule::pace_responses) bodies. Such a rule has no [cost](Self::cost), and
-    /// the limiter is not asked before the first byte.
+    /// the layer does not ask the limiter before the first byte of the body.
     #[must_use]
     pub fn paces(&self) -> bool {
         self.paces
     }
 
-    /// Returns the status of each policy that the limiter was asked for: the rule's own, then its block or meter. Of
-    /// several plans, only the request's own is asked for.
+    /// Returns the status of each policy about which the limiter was asked: first the rule's own policies, then its
+    /// block or meter. If the rule has plans, the limiter is asked only about the request's plan.
     #[must_use]
     pub fn statuses(&self) -> &[PolicyStatus] {
         &self.statuses
     }
 
-    /// Iterates over the names of the policies. Plans have one in common.
+    /// Iterates over the names of the policies. All plans of a rule have one name.
     fn names(&self) -> impl Iterator<Item = &str> {
         let is_new = |at: usize, name: &str| self.policies.iter().take(at).all(|before| before.name() != name);
         let names = self.policies.iter().map(Policy::name).enumerate();

@@ -1,53 +1,55 @@
-//! Block: strikes are counted, and when there are enough the key is closed for a while.
+//! Block: counts a key's strikes, and closes the key for a time when they reach the limit.
 //!
 //! # 1 Definition and laws
 //!
-//! Units taken are strikes. They are counted in a window of one period that begins with the first of them. The strike
-//! that reaches `limit` closes the key for the block's length. Then the count begins again. If a block begins while
-//! the last one is remembered, it is longer by the factor, up to the longest. The key is free again
-//! at exactly `begin + length`.
+//! Units taken are strikes. A key's strikes are counted in a window of one period that begins with the first strike.
+//! The strike that reaches `limit` closes the key for the block's length. Then the count begins again. A block that
+//! begins while the previous block is remembered is longer by the factor, up to the longest length. The key is free
+//! again at exactly `begin + length`.
 //!
-//! It guarantees exactly `limit` units at once from rest, and none while closed. In any interval it admits at most
-//! `limit · (2 + n)`, where `n` is how many whole spans of the shorter of period and length fit into the interval. A
-//! request that is denied by a block changes nothing. If denied requests count, it begins the block again, with the
-//! length that a new block would have now. A forced charge takes what is left. Its decision says whether the key is
-//! closed after it.
+//! A block admits exactly `limit` units at once for a key at rest, and none for a closed key. In any interval it
+//! admits at most `limit · (2 + n)` units. Here `n` is the interval divided by the shorter of period and block
+//! length, rounded down. A request that a block denies changes nothing. If the quota counts denied requests, a
+//! denied request begins the block again, with the length that a new block would have now. A forced charge takes the
+//! units that are left. The decision on a forced charge says whether the key is closed after the charge.
 //!
-//! A window begins with its first strike only, so up to `2·limit − 2` strikes within one period can close
-//! nothing.
+//! A window begins only with its first strike. So a key may stay open after up to `2·limit − 2` strikes
+//! within one period.
 //!
 //! # 2 Parameters
 //!
 //! Strikes (at most [`STRIKES_MAX`]), their period, the length, the factor, the longest length, and for how long a
-//! block is remembered after its end (0 if blocks do not grow). For a key that is closed by hand, the parameter is the
-//! time.
+//! block is remembered after its end (0 if blocks do not grow). The block with which an operator closes a key by hand
+//! has one more parameter: for how long the key is closed.
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the instant at which the state is forgotten, and a number of four parts (see [`pack`]): how many blocks
-//! are remembered, a flag, the strikes counted, and a span.
+//! A [`Pair`]: the instant at which the state is forgotten, and a number with four parts (see [`pack`]). The parts are
+//! how many blocks are remembered, a flag, the strikes counted, and a span.
 //!
-//! * Fewer strikes than the limit: they count. The window ends at one instant, and the memory of blocks at another.
-//!   The span is between them, and the flag says that the memory ends later.
+//! * Fewer strikes than the limit: the key is open, and these strikes count. The span is the time between the end
+//!   of the window and the end of the memory of blocks. The flag says that the memory ends later.
 //! * The limit or more: these strikes closed the key. The state's instant is the block's end plus the time for which a
-//!   block is remembered. The span is between the end of the block and the end of the window in which the strikes
-//!   counted, and the flag says that the window ends later. Since the quota itself began the block, the number of
-//!   blocks says how long it is.
-//! * No strikes: the key is closed, and nothing opens it but time or a reset. The span is how long the block is. The
-//!   key was closed by hand for a time, under another quota, or by more strikes than a state counts.
+//!   block is remembered. The span is the time between the end of the block and the end of the window in which the
+//!   strikes counted. The flag says that the window ends later. The number of remembered blocks says how long the
+//!   block is, because the quota itself began it.
+//! * No strikes: the key is closed, and only time or a reset opens it. The span is how long the block is. An
+//!   operator closed the key by hand for a time, another quota closed it, or more strikes closed it than a state
+//!   counts.
 //!
 //! If the clock steps back, a closed key waits longer by at most the length of its block.
 //!
 //! # 4 Refunds
 //!
 //! A receipt holds the end of the window in which its strikes counted, and the blocks that were remembered before them.
-//! A refund takes the strikes off while their window counts. It also takes them off a block that the strikes of this
-//! window closed. If fewer strikes than the limit are left, the block is undone and the key is open. The strikes that
-//! are left count until the end of their window. The blocks before this one are remembered as they were.
+//! A refund subtracts the receipt's strikes while their window lasts. It also subtracts them after that, while the key
+//! is closed by a block that the strikes of this window began. If fewer strikes than the limit are left, the block is
+//! undone and the key is open. The strikes that are left count until the end of their window. The blocks before the
+//! undone block are remembered as they were.
 //!
-//! So a refund undoes what its own strikes did and nothing else. While the window lasts, strikes beyond the limit also
-//! count. They come from operators, or from requests that the block denied and counts. After the window either of them
-//! keeps the key closed. A block that has ended stays remembered.
+//! So a refund undoes only what its own strikes did. While the window lasts, strikes beyond the limit also count.
+//! These come from operators, or from requests that the block denied if the quota counts denied requests. After the
+//! window, a strike of either origin keeps the key closed. A block that has ended stays remembered.
 
 use crate::base::time::PERIOD_US_MAX;
 use crate::decision::ChargeDecision;
@@ -63,7 +65,7 @@ pub(crate) const STRIKES_MAX: u64 = (1 << STRIKE_BITS) - 1;
 
 pub(crate) const SPAN_BITS: u32 = 45;
 const STRIKE_BITS: u32 = 12;
-/// Further blocks are as long as this one.
+/// The most blocks that a state counts as remembered. Further blocks are as long as the last of these.
 const LEVEL_MAX: u64 = 63;
 const _: () = assert!(PERIOD_US_MAX < 1 << SPAN_BITS && SPAN_BITS + STRIKE_BITS + 1 + 6 == u64::BITS);
 const _: () = assert!(SPAN_BITS + 1 + 6 <= 53, "an `f64` represents a receipt's number exactly");
@@ -102,15 +104,16 @@ struct BlockView {
     phase: BlockPhase,
     /// Blocks that are remembered.
     level: u64,
-    /// The instant at which they are forgotten. It has no meaning while the key is closed.
+    /// The instant at which the remembered blocks are forgotten. It has no meaning while the key is
+    /// closed.
     forget: u64,
-    /// The clock stepped back, and instants were moved with it.
+    /// Whether instants of the state were moved back because the clock stepped back.
     moved: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum BlockPhase {
-    /// `by` are the strikes that closed it, if their refund opens it.
+    /// `by` are the strikes that closed the key, if a refund of these strikes opens the key.
     Closed {
         until: u64,
         length_us: u64,
@@ -138,7 +141,7 @@ impl Block {
     }
 
     /// Returns the state of another block as one of this block, and whether that moved an instant or closed the key. A
-    /// key that is closed stays closed until the same instant.
+    /// closed key stays closed until the instant at which the other block ends.
     pub(super) fn adopt(&self, other: &Self, state: Pair, now: u64) -> (Option<Pair>, bool) {
         let mut view = other.view(Some(state), now);
         let mut moved = view.moved;
@@ -191,7 +194,7 @@ impl Block {
         BlockView { phase: CountedStrikes { end, count }.phase(now), level, forget, moved }
     }
 
-    /// Returns the view with these strikes.
+    /// Returns the view after `strikes` were counted: the key is closed if they reach the limit.
     fn struck(&self, view: BlockView, now: u64, strikes: CountedStrikes) -> BlockView {
         if strikes.count < self.limit {
             return BlockView { phase: BlockPhase::Counting(strikes), ..view };
@@ -202,7 +205,8 @@ impl Block {
         BlockView { phase: BlockPhase::Closed { until: now + length_us, length_us, by: Some(strikes) }, level, ..view }
     }
 
-    /// Returns the view with the length of a block that is made by hand, if it is one.
+    /// Returns the view, in which a block has the length that the operator chose if this is a block
+    /// that is made by hand.
     fn closed_by_hand(&self, view: BlockView, now: u64) -> BlockView {
         match (view.phase, self.lasting.by_hand_us) {
             (BlockPhase::Closed { .. }, length_us) if length_us > 0 => {
@@ -212,7 +216,8 @@ impl Block {
         }
     }
 
-    /// Returns the strikes with `cost` more. More than enough to close the key do not matter.
+    /// Returns the strikes with `cost` more. A larger `cost` counts as one more than the limit, which
+    /// already closes the key.
     fn more(&self, strikes: CountedStrikes, cost: u64) -> CountedStrikes {
         CountedStrikes { count: strikes.count + cost.min(self.limit + 1), ..strikes }
     }
@@ -270,8 +275,8 @@ impl Block {
         }
     }
 
-    /// Returns the number of a receipt for strikes in the window that ends at `end`: which blocks are remembered before
-    /// them.
+    /// Returns the number of a receipt for strikes in the window that ends at `end`. It says which blocks were
+    /// remembered before these strikes.
     fn past(view: BlockView, now: u64, end: u64) -> u64 {
         if view.level == 0 || view.forget <= now {
             return 0;
@@ -369,8 +374,8 @@ impl PairAlgorithm for Block {
         Transition { decision, next: self.store(after, now) }
     }
 
-    /// A charge on refusal is a strike if a charge that it belongs to was refused. Otherwise it only looks. It also
-    /// only looks if the key is closed and denied requests do not count.
+    /// A charge on refusal is a strike if a charge to which it belongs was refused. Otherwise it only peeks. If the
+    /// key is closed, a charge on refusal counts only if the quota counts denied requests, and otherwise peeks.
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let TakeMode::OnRefusal { refused } = how else {
             let (cost, force) = how.plainly(cost);
@@ -381,7 +386,8 @@ impl PairAlgorithm for Block {
         self.decide(state, now, if counts { cost } else { 0 }, counts)
     }
 
-    /// Refunds strikes in the window that ends at `own`, while they count or while their block lasts.
+    /// Refunds strikes in the window that ends at `own.at`, while the window or the block that the
+    /// strikes began lasts.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let view = self.view(Some(state), now);
         let (BlockPhase::Counting(strikes) | BlockPhase::Closed { by: Some(strikes), .. }) = view.phase else {
@@ -443,8 +449,8 @@ impl PairAlgorithm for Block {
         unpack(state.n).span_us <= PERIOD_US_MAX
     }
 
-    /// Whether the state lies further ahead than any block. A block that was made by hand may be longer than the
-    /// quota's own, and is clamped by its own length.
+    /// Whether the state lies further ahead than any block could. A block that was made by hand may be longer
+    /// than the quota's own blocks. It is clamped to its own length.
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         state.at.saturating_sub(now) > PERIOD_US_MAX + self.lasting.memory_us
     }

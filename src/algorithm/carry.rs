@@ -1,40 +1,43 @@
-//! States of a key whose quota changed, read and rewritten under the new one.
+//! Conversion of a key's state to the new quota after the key's quota changed.
 
 use super::entry_log::LogEntries;
 use super::state::Pair;
 use super::used::{Carried, Used};
 use super::{Decider, PairDecider};
 
-/// A state that another quota wrote.
+/// A stored state that another quota wrote.
 #[derive(Debug)]
 pub(crate) enum OldState<'a, E> {
     Pair(Pair),
     Entries(&'a E),
 }
 
-/// A state under the quota that takes it over.
+/// The state after its conversion to the new quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NewState {
     Pair(Option<Pair>),
     Entries(Vec<(u64, u64)>),
 }
 
-/// How well the state of another quota fits into this one.
+/// How well the state of another quota fits into this quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// The state after an admitted charge, a forced charge or a refund.
+    /// The converted state is written only with an admitted charge, a forced charge or a refund.
     Fits,
-    /// Even a denied charge writes the state, because its units come back later than this quota allows, or because it
-    /// closes the key.
+    /// Even a denied charge writes the converted state, because the state's units are freed later than this quota
+    /// allows, or because the state closes the key.
     Ahead,
-    /// Nothing is written, because more units are in use than this quota could keep, and none may be forgotten.
+    /// No charge writes the converted state, because more units are in use than this quota could store, and
+    /// none may be forgotten.
     Over,
 }
 
 impl Decider {
-    /// Returns a state that another decider wrote as one of this decider's, and what may be written of it.
+    /// Converts a state that the decider `from` wrote into a state of this decider. Also returns when the
+    /// converted state may be written.
     ///
-    /// `share` are the capacities of the two quotas, if the used share is kept and not the amount.
+    /// `share` are the capacities of the old and the new quota if the conversion keeps the used share
+    /// instead of the used amount.
     pub(crate) fn take_over<E: LogEntries>(
         &self,
         from: &Self,
@@ -80,14 +83,14 @@ impl Decider {
         (kept, fit)
     }
 
-    /// Returns whether the states are dated entries.
+    /// Returns whether the states are entries with their dates, or two dated counters.
     fn is_dated(&self) -> bool {
         matches!(self, Self::EntryLog(_) | Self::Pair(PairDecider::TwoCounterWindow(_), _))
     }
 }
 
 impl PairDecider {
-    /// Returns a state that is further ahead than the quota can put it, moved back.
+    /// Moves a state back that lies further ahead of `now` than this quota can put a state.
     pub(crate) fn brought_back(&self, state: Pair, now: u64) -> Option<Pair> {
         self.get().take_over(&self.get().carried(state, now, false), now)
     }

@@ -1,6 +1,6 @@
 //! Division by a number that is known in advance.
 
-/// A number to divide by, with its reciprocal. A division then takes two multiplications.
+/// A divisor with its reciprocal. A division by it takes two multiplications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Divisor {
     by: u64,
@@ -29,7 +29,7 @@ impl Divisor {
         estimate + (n - estimate * self.by >= self.by) as u64
     }
 
-    /// Returns the largest multiple that is at most `n`, for `n` below 2^63.
+    /// Returns the largest multiple of the divisor that is at most `n`, for `n` below 2^63.
     #[inline]
     pub(crate) const fn round_down(self, n: u64) -> u64 {
         self.floor(n) * self.by

@@ -1,12 +1,13 @@
-//! Dated entries: the states of sliding windows and logs, and the instant from which each entry counts no more.
+//! The states of sliding windows and logs: dated entries, each of which counts no more from some instant on.
 //!
-//! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. It counts in full until
-//! `start + period`. Then the edge of the period passes over the sub-window, which meanwhile counts in part, in
-//! full, or not at all. So the oldest few entries and the total answer every question.
+//! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. The entry counts in
+//! full until `start + period`. After that, the edge of the trailing period passes over the sub-window. During
+//! this time the sub-window counts in part, in full, or not at all. So every decision needs only the oldest few
+//! entries and the total.
 //!
-//! If the clock steps back by less than a period, it stands still for the key. If it steps back further, the entries
-//! move to the first sub-window that begins no earlier than now. All of them begin later than that, because each write
-//! drops the entries that are older than the newest by more than they live. There they are one entry.
+//! If the clock steps back by at most a period, time stands still for the key. If the clock steps back further, all
+//! entries become one entry in the first sub-window that begins no earlier than now. All entries begin later than that
+//! sub-window, because each write drops the entries that had expired before the newest entry began.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Algorithm, Oldest, Spec};
@@ -17,7 +18,7 @@ use super::state::UNBOUNDED;
 use super::state::{Fullness, TakeMode};
 use super::used::{Carried, Dated, Grid, Used};
 
-/// Entries in order of their starts, which all differ, and the sum of their units.
+/// Entries in the order of their starts, which all differ, and the sum of the entries' units.
 pub(crate) trait LogEntries {
     fn total(&self) -> u64;
 
@@ -49,27 +50,28 @@ impl LogEntries for Listed<'_> {
     }
 }
 
-/// The changes of entries, in this order.
+/// The changes to the entries of a key, in the order in which they are made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Edit {
-    /// The clock stepped back: all entries become one that starts then, of at most [`EntryLog::most`] units.
+    /// The start of the entry into which all entries are merged after the clock stepped back. The merged
+    /// entry has at most [`EntryLog::most`] units.
     pub(crate) move_to: Option<u64>,
-    /// This many of the oldest entries no longer count.
+    /// How many of the oldest entries no longer count and are dropped.
     pub(crate) drop: usize,
-    /// Units to add to the entry that starts then. That is the newest entry, or a new one.
+    /// The start of an entry, and the units to add to it. The entry is the newest or a new entry.
     pub(crate) add: Option<(u64, u64)>,
-    /// The oldest units go until the total is at most this.
+    /// The largest total to keep: the oldest units are dropped until the total is at most this number.
     pub(crate) keep: Option<u64>,
 }
 
-/// A decision, and the change to write if the charge is taken. A refusal may also make a change.
+/// A decision, and the change to write if the charge is taken. A denied charge may also make a change.
 #[derive(Debug)]
 pub(crate) struct EntryAnswer {
     pub(crate) decision: ChargeDecision,
     pub(crate) edit: Option<Edit>,
 }
 
-/// The rule of a sliding window or of a log.
+/// Decides by a sliding window or a sliding log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EntryLog {
     limit: u64,
@@ -77,8 +79,8 @@ pub(crate) struct EntryLog {
     period_us: u64,
     /// The length of a sub-window; 1 for the log.
     grain: Divisor,
-    /// How many units of an entry count while the edge of the period passes over it. An entry of a log has no
-    /// length, so it is dropped.
+    /// How many units of an entry count while the edge of the period passes over the entry. A log's entry has
+    /// no length, so it is dropped.
     oldest: Oldest,
     log: bool,
     count_denied: bool,
@@ -87,11 +89,11 @@ pub(crate) struct EntryLog {
 /// The units that still count.
 struct LogView {
     now: u64,
-    /// The start of the entry to which a request of this instant belongs.
+    /// The start of the entry in which a request at `now` is counted.
     start: u64,
-    /// This many of the oldest entries count no longer.
+    /// How many of the oldest entries no longer count.
     gone: usize,
-    /// Units of the entries that still count, the oldest of them in full.
+    /// The units of the entries that still count. The oldest of these entries is counted in full.
     counted: u64,
     /// Units in use.
     used: u64,
@@ -111,14 +113,13 @@ impl EntryLog {
         }
     }
 
-    /// Returns the maximum number of units that the entries of a log can hold together, or one entry of a sliding
-    /// window.
+    /// Returns the maximum number of units in one entry of a sliding window, or in all entries of a log together.
     pub(crate) fn most(&self) -> u64 {
         self.limit + self.debt
     }
 
-    /// Returns how many entries one key needs for its whole quota: one for each unit of a log; one for each sub-window
-    /// that counts, with the oldest and the current one.
+    /// Returns how many entries a key needs at most to use its whole quota. A log needs an entry for each unit. A
+    /// sliding window needs an entry for each sub-window of the period, and two more.
     pub(crate) fn entries_max(&self) -> u64 {
         if self.log { self.limit } else { self.period_us / self.grain_us() + 2 }
     }
@@ -128,7 +129,7 @@ impl EntryLog {
         self.grain.get()
     }
 
-    /// Returns the start of the sub-window that an instant is in.
+    /// Returns the start of the sub-window that contains the instant `now`.
     #[inline]
     pub(super) fn start_of(&self, now: u64) -> u64 {
         self.grain.round_down(now)
@@ -138,7 +139,7 @@ impl EntryLog {
         self.oldest
     }
 
-    /// Returns the time from an entry's start until it counts for nothing.
+    /// Returns the time from an entry's start until the entry no longer counts.
     #[inline]
     pub(crate) fn life_us(&self) -> u64 {
         match self.oldest {
@@ -148,8 +149,8 @@ impl EntryLog {
     }
 
     /// Returns the decision for `cost` at `now`, and the change to write. `now` is at most
-    /// [`CLOCK_US_MAX`](crate::base::time::CLOCK_US_MAX). It looks only at the oldest entries: those that
-    /// have stopped counting, or will have at the end of the wait.
+    /// [`CLOCK_US_MAX`](crate::base::time::CLOCK_US_MAX). The function reads only the oldest entries:
+    /// those that have stopped counting, or will have stopped at the end of the wait.
     #[inline]
     pub(crate) fn decide(&self, entries: &impl LogEntries, now: u64, cost: u64, force: bool) -> EntryAnswer {
         if let Some(one) = self.gathered(entries, now) {
@@ -166,7 +167,7 @@ impl EntryLog {
         EntryAnswer { decision, edit: (units > 0).then_some(edit) }
     }
 
-    /// Returns the decision for a charge that is taken in this way, and the change to write.
+    /// Returns the decision for a charge that is taken as `how` says, and the change to write.
     pub(crate) fn decide_how(&self, entries: &impl LogEntries, now: u64, cost: u64, how: TakeMode) -> EntryAnswer {
         let (cost, force) = how.plainly(cost);
         self.decide(entries, now, cost, force)
@@ -203,14 +204,14 @@ impl EntryLog {
         EntryAnswer { decision, edit: (units > 0).then_some(edit) }
     }
 
-    /// Returns the start `own` and how many of `units` the entry with that start still holds. Returns `None` if there
-    /// is no such entry, or if it counts no more.
+    /// Returns the start `own`, and how many of `units` the entry with this start still holds. Returns `None` if no
+    /// entry has this start, or if the entry no longer counts.
     pub(crate) fn refundable(&self, entries: &impl LogEntries, now: u64, units: u64, own: u64) -> Option<(u64, u64)> {
         let held = entries.find(own)?;
         (own.saturating_add(self.life_us()) > now).then_some((own, units.min(held))).filter(|(_, units)| *units > 0)
     }
 
-    /// Returns what the Lua twin needs to decide on a charge.
+    /// Returns the numbers with which the Lua twin decides on a charge.
     #[cfg(feature = "_redis")]
     pub(crate) fn numbers(&self, cost: u64, force: bool) -> [f64; 10] {
         let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
@@ -235,7 +236,7 @@ impl EntryLog {
         .map(|number| number as f64)
     }
 
-    /// Returns the units in use, for another quota to take over.
+    /// Returns the units in use, for the conversion to another quota.
     pub(super) fn carried(&self, entries: &impl LogEntries, now: u64) -> Carried {
         if let Some(one) = self.gathered(entries, now) {
             return self.carried(&Listed(&one), now);
@@ -255,11 +256,11 @@ impl EntryLog {
         (self.period_us, self.grain_us(), self.oldest)
     }
 
-    /// Returns the entries of units that another quota counted.
+    /// Converts units that another quota counted into entries.
     ///
-    /// If both quotas have the same grid, entries stay as they are, or count for the same share. Other entries count
-    /// as if they had been taken under this quota. Units without entries count as if they had been taken one period
-    /// before they come back, but no later than now.
+    /// If both quotas have the same grid, the entries stay as they are, or keep the share of the quota that they
+    /// use. Entries on another grid count as if their units had been taken under this quota. Units without entries
+    /// count as if they had been taken one period before they are freed, but no later than now.
     pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Vec<(u64, u64)> {
         if self.most() == 0 {
             return Vec::new();
@@ -300,8 +301,8 @@ impl EntryLog {
         entries
     }
 
-    /// If only a part of the oldest entry counts, changes the entry so that all of its units count. The rest goes to
-    /// the next sub-window.
+    /// If only a part of the oldest entry counts, changes the entry so that all of its units count. An entry holds
+    /// at most [`most`](Self::most) units, and the rest is added to the next sub-window.
     fn weigh_oldest(&self, entries: &mut Vec<(u64, u64)>, now: u64) {
         let Some((start, units)) = entries.first().copied() else { return };
         let edge = start + self.period_us;
@@ -324,7 +325,8 @@ impl EntryLog {
         }
     }
 
-    /// Returns a time from now. If all units of another quota come back within it, a denied charge does not write them.
+    /// Returns the longest time from now after which units of another quota may be freed. If all are freed within this
+    /// time, a denied charge does not write the converted state.
     pub(super) fn longest_us(&self) -> u64 {
         2 * self.period_us
     }
@@ -335,8 +337,8 @@ impl EntryLog {
         if self.is_log() { self.most() } else { u64::MAX }
     }
 
-    /// Returns whether this is a log, and not a sliding window, whose sub-windows may be as short as a log's
-    /// microsecond.
+    /// Returns whether this is a sliding log. The length of a sub-window does not show it, because a sliding
+    /// window may also have sub-windows of one microsecond.
     pub(crate) fn is_log(&self) -> bool {
         self.log
     }
@@ -345,7 +347,8 @@ impl EntryLog {
         Fullness::of(&self.decide(entries, now, 0, false).decision)
     }
 
-    /// Returns all entries as one if they lie ahead by more than a period, which means that the clock stepped back.
+    /// Merges all entries into one if the newest lies ahead by more than a period, which means that the clock
+    /// stepped back. Otherwise returns `None`.
     #[inline]
     pub(crate) fn gathered(&self, entries: &impl LogEntries, now: u64) -> Option<[(u64, u64); 1]> {
         let (newest, _) = entries.newest()?;
@@ -353,7 +356,7 @@ impl EntryLog {
         is_ahead.then(|| [(now.next_multiple_of(self.grain_us()), entries.total().min(self.most()))])
     }
 
-    /// Returns what still counts. The newest entry is at most a period ahead.
+    /// Returns which entries still count. The newest entry must be at most a period ahead.
     #[inline]
     fn view(&self, entries: &impl LogEntries, now: u64) -> LogView {
         let start = self.start_of(now);
@@ -380,7 +383,8 @@ impl EntryLog {
         view
     }
 
-    /// Returns how many of the oldest entry's `units` count when `passed` of its time is out of the period.
+    /// Returns how many of the oldest entry's `units` count after the edge of the period has passed over
+    /// the first `passed` microseconds of the entry.
     #[inline]
     pub(super) fn partly(&self, units: u64, passed: u64) -> u64 {
         match self.oldest {
@@ -396,7 +400,7 @@ impl EntryLog {
         }
     }
 
-    /// Returns the time until at most `target` units are in use, if nothing else comes.
+    /// Returns the time until at most `target` units are in use, if no further charge is taken.
     fn wait(&self, entries: &impl LogEntries, view: &LogView, target: u64) -> u64 {
         if view.used <= target {
             return 0;
@@ -412,7 +416,8 @@ impl EntryLog {
         0
     }
 
-    /// Returns the first instant at which an entry of more than `room` units counts for at most `room`.
+    /// Returns the first instant at which an entry with more than `room` units counts for at most
+    /// `room` units.
     #[inline]
     pub(super) fn leaves(&self, start: u64, units: u64, room: u64) -> u64 {
         let (edge, grain_us) = (start + self.period_us, self.grain_us());
@@ -432,8 +437,8 @@ impl EntryLog {
         }
     }
 
-    /// Returns the entries as they will be when those that count no longer are dropped and `added` units are counted
-    /// now, and only the newest `keep` units stay.
+    /// Returns the entries as they will be after an edit. The edit drops the entries that no longer count, adds
+    /// `added` units now, and keeps only the newest `keep` units.
     #[inline]
     fn edited<'a, E: LogEntries>(&self, entries: &'a E, view: &LogView, added: u64, keep: u64) -> Edited<'a, E> {
         let sum = view.counted + added;
@@ -477,7 +482,7 @@ struct Edited<'a, E> {
     entries: &'a E,
     gone: usize,
     add: Option<(u64, u64)>,
-    /// This many of the oldest units are not kept.
+    /// How many of the oldest units are not kept.
     over: u64,
     total: u64,
 }

@@ -1,25 +1,28 @@
-//! Fixed window: a counter that starts afresh each period.
+//! Fixed window: a counter that starts again from 0 in each period.
 //!
 //! # 1 Definition and laws
 //!
-//! Windows begin at whole multiples of the period since the Unix epoch, at the key's first request,
-//! or with a day, week, month, quarter or year of a calendar. At exactly the window's end the key
-//! is free again.
+//! Windows begin at whole multiples of the period since the Unix epoch, at the key's first request, or
+//! with a day, week, month, quarter or year of a calendar. At exactly the end of the window, the key's
+//! whole limit is free again.
 //!
-//! It guarantees at most `limit` units in each window, and so at most `2·limit` in any period. That is the known
-//! weakness: twice the limit can pass around an edge. Choose it for budgets per hour, day or month.
+//! A fixed window guarantees at most `limit` units in each window, and therefore at most `2·limit` units in any
+//! period. Its known weakness is that twice the limit can pass around the edge of two windows. Choose a fixed
+//! window for budgets per hour, day or month.
 //!
 //! # 2 Parameters
 //!
-//! Limit, and period and anchor or a calendar. Denied requests may be counted, up to the limit. An
-//! unlimited quota takes every charge as a forced one, and its count ends at the limit.
+//! The limit, and either period and anchor or a calendar. The quota may count denied requests, up to
+//! the limit. An unlimited quota takes every charge like a forced charge, and its count stops at the
+//! limit.
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the window's end, and the count. A calendar is asked only which window an instant is
-//! in, and which one is next. If the clock steps back into the window before, the count stays in
-//! the later one. Otherwise the count moves to the first window that ends at least a whole window
-//! after now. In both cases a key loses at most one window, and cannot use the same time twice.
+//! A [`Pair`]: the window's end, and the count. The algorithm asks a calendar only which window
+//! contains an instant, and which window is next. If the clock steps back into the previous window, the
+//! count stays in the later window. If the clock steps back further, the count moves to the first
+//! window that ends at least a whole window after now. In both cases a key loses at most one window,
+//! and cannot use the limit of the same time twice.
 
 use crate::base::calendar::{CalendarWindow, CalendarWindows};
 use crate::base::time::PERIOD_US_MAX;
@@ -35,8 +38,8 @@ use super::used::{Carried, Dated, Used};
 /// The edges of every calendar are whole seconds.
 const EDGE_US: u64 = 1_000_000;
 
-/// A state of a calendar ends with the next window at the latest, which is ahead by fewer than this many of the longest
-/// windows: a zone may make a window a day longer.
+/// A bound for how far ahead the state of a calendar may end, as a multiple of the longest window. The state ends with
+/// the next window at the latest, and a time zone may make a window a day longer.
 const AHEAD_PERIODS: u64 = 4;
 const _: () = assert!(AHEAD_PERIODS * PERIOD_US_MAX <= WORD_AHEAD_US, "the state of a yearly window fits into a word");
 
@@ -45,10 +48,11 @@ const _: () = assert!(AHEAD_PERIODS * PERIOD_US_MAX <= WORD_AHEAD_US, "the state
 pub(crate) struct FixedWindow {
     limit: u64,
     period_us: u64,
-    /// For finding the window of an instant.
+    /// The period as a divisor, to find the window of an instant.
     grid: Divisor,
-    /// The end of a state's window is valid if it is ahead by no more than this: two windows. For a calendar these are
-    /// the shortest two, so that it is not asked about the window that is open (`benches/instructions`).
+    /// The length of two windows. The end of a state's window is valid if it is ahead by no more than this. For a
+    /// calendar these are the shortest two windows, so that most decisions do not ask the calendar
+    /// (`benches/instructions`).
     near_us: u64,
     calendar: Option<&'static CalendarWindows>,
     debt: u64,
@@ -57,7 +61,7 @@ pub(crate) struct FixedWindow {
     unlimited: bool,
 }
 
-/// The window a request falls into.
+/// The window in which a request is counted.
 #[derive(Clone, Copy)]
 struct Window {
     end: u64,
@@ -112,8 +116,9 @@ impl FixedWindow {
         }
     }
 
-    /// Returns the window to which units of other windows move: the first one that ends no earlier
-    /// than any of those windows, and at least a whole window after the units were taken.
+    /// Returns the window that counts the units of another quota. This is the first window that ends no
+    /// earlier than the last of the units is freed, and at least a whole window after the units were
+    /// taken.
     fn calendar_to_hold(calendar: &CalendarWindows, carried: &Carried, now: u64) -> CalendarWindow {
         let open = calendar.at(now);
         let taken = carried.taken().unwrap_or(now).min(now);
@@ -135,7 +140,8 @@ impl FixedWindow {
     }
 }
 
-/// Returns the window of an instant, and what a state counts in it.
+/// Returns the calendar's window in which a charge at `now` is counted, with what the state has counted
+/// in it.
 #[inline(never)]
 fn calendar_window(calendar: &CalendarWindows, state: Option<Pair>, now: u64) -> Window {
     let open = calendar.at(now);
@@ -171,7 +177,7 @@ impl PairAlgorithm for FixedWindow {
         Transition { decision: decision.receipted(count - window.count, window.end, 0), next: self.store(after) }
     }
 
-    /// Refunds `units` that were counted in the window that ends at `own`, while it lasts.
+    /// Refunds `units` that were counted in the window that ends at `own.at`, while this window lasts.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         if state.at != own.at || state.at <= now || units == 0 {
             return Next::Keep;
@@ -203,7 +209,8 @@ impl PairAlgorithm for FixedWindow {
         Carried::new(Used::units(count), [dated])
     }
 
-    /// Counts all units in one window: the first one that lasts for as long as any of them would have counted.
+    /// Counts all units in one window: the first window that lasts as long as any of the units would have
+    /// counted.
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
         let count = carried.used.units_ceil().min(self.limit + self.debt);
         if let Some(calendar) = self.calendar {
@@ -226,7 +233,8 @@ impl PairAlgorithm for FixedWindow {
         self.calendar.map_or(2 * self.period_us, |calendar| calendar.after(calendar.at(now)).end - now)
     }
 
-    /// A process with other time zone data may compute another edge.
+    /// A calendar's state only has to end at a whole second, because a process with other time zone
+    /// data may compute another edge.
     fn could_be(&self, state: Pair) -> bool {
         let is_edge = match (self.calendar, self.anchor) {
             (Some(_), _) => state.at % EDGE_US == 0,
@@ -236,7 +244,7 @@ impl PairAlgorithm for FixedWindow {
         state.n <= self.limit + self.debt && is_edge
     }
 
-    /// Whether a decision at `now` would rewind this state.
+    /// Whether a decision at `now` would move this state back.
     #[inline]
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         let ahead_us = state.at.saturating_sub(now);

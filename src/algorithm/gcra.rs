@@ -3,33 +3,39 @@
 //! # 1 Definition and laws
 //!
 //! `limit` units per `period` make one unit every `interval = period / limit`. The state is the instant at which
-//! everything taken so far has drained, the *theoretical arrival time* of ATM Forum's generic cell rate algorithm
-//! (TM 4.1, 4.4.2). The backlog is how far that instant lies ahead. A cost `n` is admitted when
-//! `backlog + n·interval ≤ burst·interval`, and moves the instant by `n·interval`.
+//! everything taken so far has drained. This is the *theoretical arrival time* of ATM Forum's generic cell rate
+//! algorithm (TM 4.1, 4.4.2). The backlog is how far that instant lies ahead of now. A cost `n` is admitted if
+//! `backlog + n·interval ≤ burst·interval`, and then moves the instant by `n·interval`.
 //!
-//! * A **token bucket** of capacity `burst` is the same thing read the other way: `tokens = burst − backlog/interval`.
-//! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects what would overflow `burst`.
-//! * A **leaky bucket as a queue** gives each admitted request its departure: when the backlog before it has drained,
-//!   less the part that may pass at once. That part is `delay_after` units, minus the request's units beyond the
-//!   first. So each request leaves the spacing of its own cost behind it. The departures in any interval have at most
-//!   `length/interval + delay_after + 1` units, or the cost of one request if that is more.
+//! * A **token bucket** of capacity `burst` counts the free units instead of the backlog: `tokens = burst −
+//!   backlog/interval`.
+//! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects a request that would raise
+//!   the level above `burst`.
+//! * A **leaky bucket as a queue** gives each admitted request a departure time. The request departs when the backlog
+//!   before it has drained, except for the part that may pass at once. That part is `delay_after` units, minus the
+//!   request's units beyond the first. So the next request departs later by the spacing of this request's cost. The
+//!   requests that depart in any interval have at most `length/interval + delay_after + 1` units in all, or the cost
+//!   of one request if that is more.
 //!
-//! It guarantees at most `burst + length/interval` units in any interval of that length, and exactly `burst` at once
-//! from rest. A denied request's wait ends at the first microsecond at which the request is admitted.
+//! Each of the four guarantees at most `burst + length/interval` units in any interval of that length, and exactly
+//! `burst` units at once for a key at rest. A denied request's wait ends at the first microsecond at which the
+//! request is admitted.
 //!
 //! # 2 Parameters
 //!
-//! `period/limit` is reduced to `p/l`. Instants and spans are whole microseconds and a numerator below `l`, so that no
-//! interval is rounded. Only reported waits are rounded up to a microsecond, and `remaining` is rounded down. A bucket
-//! that is full loses what overflows. With a burst of 1 it loses the part of a microsecond by which each request comes
-//! later than it could. With a burst of 2 or more, a client that waits for each reported wait gets exactly the rate.
+//! `period/limit` is reduced to `p/l`. Instants and spans are stored as whole microseconds and a numerator below `l`,
+//! so that no interval is rounded. Only reported waits are rounded up to a microsecond, and `remaining` is rounded
+//! down. A full bucket gains no further tokens. With a burst of 1, a client therefore loses the part of a microsecond
+//! by which each request arrives later than it could. With a burst of 2 or more, a client that waits for each reported
+//! wait gets exactly the rate.
 //!
-//! Spans are counted in parts of `1/l` µs, in a number that is as wide as the quota needs: see [`Parts`].
+//! Spans are counted in parts of `1/l` µs, in a `u64` or a `u128` as the quota requires: see [`Parts`].
 //!
 //! # 3 State
 //!
 //! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now is not a state.
-//! After a clock stepped back, an instant further ahead than a full bucket and its allowed debt is clamped to that.
+//! If the clock stepped back, the instant may lie further ahead than the capacity and the allowed debt together. It
+//! is then clamped to their sum.
 
 use std::fmt::Debug;
 use std::ops::{Add, Sub};
@@ -45,7 +51,7 @@ use super::used::{Carried, Dated, Used};
 
 /// A span of time, counted in parts of `1/l` µs.
 ///
-/// `u64` is the faster one (`benches/instructions`); `u128` holds the spans of every quota.
+/// `u64` is faster (`benches/instructions`); `u128` holds the spans of every quota.
 pub(crate) trait Parts:
     Copy + Debug + Ord + From<u64> + Into<u128> + TryFrom<u128> + Add<Output = Self> + Sub<Output = Self>
 {
@@ -78,14 +84,14 @@ impl Parts for u128 {
     }
 }
 
-/// The distance of an instant from now: whole microseconds, and the parts beyond.
+/// The distance of an instant from now: whole microseconds, and the remaining parts of `1/l` µs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ahead {
     pub(crate) us: u64,
     pub(crate) num: u64,
 }
 
-/// A span in parts, and as whole microseconds with the parts beyond.
+/// A span, once in parts of `1/l` µs, and once as whole microseconds with the remaining parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span<N> {
     parts: N,
@@ -99,13 +105,13 @@ impl<N> Span<N> {
         Ahead { us: self.us, num: self.num }
     }
 
-    /// Returns the instant that is this far ahead of now.
+    /// Returns the instant that lies this span after `now`.
     #[inline]
     fn of(&self, now: u64) -> Pair {
         Pair { at: now + self.us, n: self.num }
     }
 
-    /// Returns the time by which this span is longer than a shorter one, rounded up.
+    /// Returns by how many microseconds this span is longer than `shorter`, rounded up.
     #[inline]
     fn us_beyond(&self, shorter: &Self) -> u64 {
         self.us - shorter.us + u64::from(self.num > shorter.num)
@@ -117,7 +123,7 @@ impl<N> Span<N> {
     }
 }
 
-/// Quotas whose state is one instant.
+/// Decides by a quota whose state is one instant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gcra<N: Parts> {
     /// The interval between two units is `p/l` µs, as a reduced fraction.
@@ -125,23 +131,25 @@ pub(crate) struct Gcra<N: Parts> {
     p: Divisor,
     interval: Span<N>,
     capacity: Span<N>,
-    /// The furthest that an instant may be ahead: the capacity and the allowed debt.
+    /// The longest span by which the state's instant may be ahead: the capacity and the allowed debt
+    /// together.
     ceiling: Span<N>,
     burst: u64,
     debt: u64,
-    /// The units of a queue that pass at once behind the unit that is due; `None` if this is not a queue.
+    /// How many units a queue lets pass at once in addition to the unit that is due; `None` if this is
+    /// not a queue.
     queue: Option<u64>,
 }
 
-/// The result of a charge, before it is described.
+/// The result of a charge, from which [`Gcra::describe`] makes the decision.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GcraVerdict<N> {
     Admitted { met: Span<N>, after: Span<N>, units: u64 },
     Denied { met: Span<N>, retry_us: Option<u64> },
 }
 
-/// Returns the interval between two units as a reduced fraction: the parts `l` of a microsecond, and how many of them
-/// the interval has.
+/// Returns the interval between two units as a reduced fraction `p/l` µs: first `l`, the parts of a microsecond, and
+/// then `p`, the number of parts in the interval.
 fn interval(spec: &Spec) -> (u64, u64) {
     if spec.limit == 0 {
         return (1, 1);
@@ -150,7 +158,7 @@ fn interval(spec: &Spec) -> (u64, u64) {
     (spec.limit / common, spec.period_us / common)
 }
 
-/// Returns whether all sums of a quota's spans are below 2^63, as [`Divisor`] wants them.
+/// Returns whether all sums of a quota's spans are below 2^63, as [`Divisor`] requires.
 pub(super) fn is_narrow(spec: &Spec) -> bool {
     let (l, p) = interval(spec);
     u128::from(spec.burst + spec.debt + 1) * u128::from(p) + u128::from(l) < 1 << 62
@@ -179,10 +187,11 @@ impl<N: Parts> Gcra<N> {
 
     // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns what a charge does to a state that is this far ahead of now. [`describe`](Self::describe) makes the
-    /// decision of it. It returns `None` if the state is further ahead than the quota can put it.
+    /// Returns the result of a charge on a state that is `ahead` of now. [`describe`](Self::describe) turns the
+    /// result into a decision. Returns `None` if the state is further ahead than the quota can put it.
     ///
-    /// They are two functions, so that a limiter can retry a write and describe the decision only once.
+    /// `look` and `describe` are separate functions so that a limiter that retries a write describes
+    /// the decision only once.
     #[inline(always)]
     pub(crate) fn look(&self, ahead: Ahead, cost: u64, force: bool) -> Option<GcraVerdict<N>> {
         Some(self.judge(self.met(ahead)?, cost, force))
@@ -209,7 +218,7 @@ impl<N: Parts> Gcra<N> {
         GcraVerdict::Admitted { met, after, units }
     }
 
-    /// Returns the decision on a charge of `cost`.
+    /// Turns the result of a charge of `cost` into a decision.
     #[inline(always)]
     pub(crate) fn describe(&self, verdict: &GcraVerdict<N>, now: u64, cost: u64) -> ChargeDecision {
         match verdict {
@@ -252,8 +261,9 @@ impl<N: Parts> Gcra<N> {
         ChargeDecision::found(self.burst, remaining, backlog.ceil_us(), window_us, retry_us)
     }
 
-    /// Returns when a request departs from a queue: once the backlog that it met has drained, except for the units that
-    /// pass at once. Also returns the number of units before it.
+    /// Returns the time in microseconds after which a request departs from a queue. The request departs when the
+    /// backlog that it met has drained, except for the units that pass at once. Also returns the number of units that
+    /// depart before the request.
     #[inline(never)]
     fn delay(&self, met: Span<N>, cost: u64, delay_after: u64) -> (u64, u64) {
         // The charge passes at once if at most `delay_after` units are ahead of its last unit.
@@ -271,8 +281,9 @@ impl<N: Parts> Gcra<N> {
         self.l.get() == 1
     }
 
-    /// Returns what the Lua twin needs for a refund: the span of the units. In a queue, which refunds only the newest
-    /// charge, the second number is negative: −1 minus the numerator.
+    /// Returns the numbers with which the Lua twin makes a refund: the span of the units as microseconds and a
+    /// numerator. For a queue, which refunds only the newest charge, the second number is −1 minus the numerator, so
+    /// that it is negative.
     #[cfg(feature = "_redis")]
     pub(crate) fn refund_numbers(&self, units: u64) -> (f64, f64) {
         let span = self.span(units.min(self.most()));
@@ -280,7 +291,8 @@ impl<N: Parts> Gcra<N> {
         (span.us as f64, if self.queue.is_some() { -1.0 - num } else { num })
     }
 
-    /// Returns whether the charge of `units` that ends at `own` begins where another one ends.
+    /// Returns whether the charge of `units` that ends at `own` begins where another charge ends, at
+    /// `end`.
     pub(crate) fn begins_at(&self, own: Pair, units: u64, end: Pair) -> bool {
         let (span, l) = (self.span(units.min(self.most())), self.l.get());
         // In a quota without numerators, the number of a pair has no meaning.
@@ -292,7 +304,8 @@ impl<N: Parts> Gcra<N> {
 
     // Arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns how far the state is ahead of now, and whether that was more than the quota allows.
+    /// Returns how far the state is ahead of now, and whether this was clamped because the quota does
+    /// not allow it.
     #[inline]
     fn backlog(&self, state: Option<Pair>, now: u64) -> (Span<N>, bool) {
         let Some(tail) = state.filter(|tail| tail.at >= now) else {
@@ -305,7 +318,8 @@ impl<N: Parts> Gcra<N> {
         }
     }
 
-    /// Returns the span to an instant, if the quota can put it there.
+    /// Returns the span to an instant, or `None` if the instant is further ahead than the quota can put
+    /// it.
     #[inline(always)]
     fn met(&self, Ahead { us, num }: Ahead) -> Option<Span<N>> {
         let l = self.l.get();
@@ -321,7 +335,7 @@ impl<N: Parts> Gcra<N> {
         cut(N::product(units, self.p.get()), self.l)
     }
 
-    /// Returns `span` and the span of `units` together. One unit needs no division.
+    /// Returns the sum of `span` and the span of `units`. One unit needs no division.
     #[inline(always)]
     fn plus(&self, span: &Span<N>, units: u64) -> Span<N> {
         let more = if units == 1 { self.interval } else { self.span(units) };
@@ -350,9 +364,9 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
         Transition { decision: self.describe(&verdict, now, cost), next }
     }
 
-    /// Refunds the part of the charge's units that has not drained. A queue refunds only its newest charge. The
-    /// requests behind an earlier charge have been promised their departures, so a request in the freed slot would
-    /// depart together with the last of them.
+    /// Refunds the part of the charge's units that has not drained. A queue refunds only its newest charge,
+    /// because the requests behind an earlier charge have been promised their departures. A request in the freed
+    /// slot would depart together with the last of these requests.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (backlog, is_clamped) = self.backlog(Some(state), now);
         if self.queue.is_some() && (is_clamped || state != own) {

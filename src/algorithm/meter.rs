@@ -2,11 +2,12 @@
 //!
 //! # 1 Definition and laws
 //!
-//! Units are counted until the limit is reached. The count is forgotten only after nothing was added to it for one
-//! period, the retention. Until then an operator reads, settles and resets it.
+//! Units are counted until the limit is reached. The count is forgotten after one period in which nothing was
+//! added to it. This period is the retention. During the retention an operator can read, settle and reset the
+//! count.
 //!
-//! It guarantees: every unit is counted once, and none above the limit. Units that were counted under a larger limit
-//! stay counted.
+//! A meter guarantees that every unit is counted once, and that no unit above the limit is counted. Units that were
+//! counted under a larger limit stay counted.
 //!
 //! # 2 Parameters
 //!
@@ -14,8 +15,8 @@
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the instant at which it is forgotten, and the count. If the clock steps back, that instant becomes the
-//! new time plus one retention.
+//! A [`Pair`]: the instant at which the count is forgotten, and the count. If the clock steps back, the instant is at
+//! most the new time plus one retention.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::Spec;
@@ -77,13 +78,14 @@ impl PairAlgorithm for Meter {
         Transition { decision, next: Next::Set(after) }
     }
 
-    /// A charge on refusal counts what the limit allows, and is denied beyond it.
+    /// A charge on refusal is denied if its cost would exceed the limit.
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let (cost, _) = how.plainly(cost);
         self.decide(state, now, cost, how == TakeMode::Force)
     }
 
-    /// Refunds `units` until the instant `own`. When the units were counted, the count was to be kept until then.
+    /// Refunds `units` if `own.at` has not passed. This is the instant until which the count was to be kept when
+    /// the units were counted.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (found, _) = self.view(Some(state), now);
         if own.at <= now || found.n == 0 || units == 0 {
@@ -124,7 +126,7 @@ impl PairAlgorithm for Meter {
         true
     }
 
-    /// Whether a decision at `now` would rewind this state.
+    /// Whether a decision at `now` would move this state's instant back.
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         self.view(Some(state), now).1
     }

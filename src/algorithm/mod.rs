@@ -41,7 +41,7 @@ pub(crate) use state::{
 #[cfg(test)]
 pub(crate) use used::Used;
 
-/// Decides by a quota: its algorithm with everything precomputed.
+/// Decides by a quota: the quota's algorithm with its numbers computed in advance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Decider {
     Pair(PairDecider, Layout),
@@ -53,7 +53,7 @@ pub(crate) enum Decider {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PairDecider {
     Gcra(Gcra<u64>),
-    /// For spans that a `u64` cannot hold.
+    /// GCRA for quotas whose spans a `u64` cannot hold.
     WideGcra(Gcra<u128>),
     StepBucket(StepBucket),
     FixedWindow(FixedWindow),
@@ -62,7 +62,7 @@ pub(crate) enum PairDecider {
     Meter(Meter),
 }
 
-/// Calls a function with a decider by its concrete type.
+/// Calls a function with the concrete type of a decider.
 macro_rules! by_type {
     ($decider:expr, $one:ident => $call:expr) => {
         match $decider {
@@ -104,7 +104,7 @@ impl Decider {
     }
 
     /// Returns the receipt for the first `units` of a charge. `whole` is the receipt of the whole charge, and `last`
-    /// counts the rest.
+    /// is the number of its other units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn first_of(&self, whole: &Receipt, units: u64, last: u64) -> Receipt {
         let own = Pair { at: whole.at_us(), n: whole.part() };
@@ -148,7 +148,7 @@ impl PairDecider {
         by_type!(self, decider => decider.is_clamped(state, now))
     }
 
-    /// Returns whether the states are kept while they count, however full the table is.
+    /// Returns whether a state is kept while it counts, even if the table is full.
     pub(crate) fn is_pinned(&self) -> bool {
         matches!(self, Self::Meter(_))
     }

@@ -2,11 +2,13 @@
 //!
 //! # 1 Definition and laws
 //!
-//! A charge takes its units if at most `limit` are then held. Its refund returns them, once. Nothing else returns
-//! units: there is no clock. A forced charge takes its units even if more than `limit` are then held.
+//! A charge takes its units if at most `limit` units are held after that. The refund of the charge returns its
+//! units, once. Only refunds return units, because this algorithm reads no time. A forced charge takes its units
+//! even if more than `limit` units are held after that.
 //!
-//! It guarantees: without forced charges, at no instant more than `limit` units are held. If the limit becomes lower
-//! than what is held, no charge is admitted until enough was returned.
+//! A concurrency limit guarantees that at most `limit` units are held at any instant, except through forced charges.
+//! If the limit is lowered below the number of held units, no charge is admitted until enough units have been
+//! returned.
 //!
 //! # 2 Parameters
 //!
@@ -14,7 +16,8 @@
 //!
 //! # 3 State
 //!
-//! The number of units that are held. It does not depend on the limit, so a changed quota converts nothing.
+//! The number of units that are held. The number does not depend on the limit, so a changed quota needs no
+//! conversion.
 
 use crate::base::wait::Wait;
 use crate::decision::ChargeDecision;
@@ -27,7 +30,7 @@ pub(crate) const HELD_MAX: u64 = (1 << 40) - 2;
 
 const _: () = assert!(crate::quota::spec::PLACES_MAX <= HELD_MAX, "requests can hold all units of the largest limit");
 
-/// The result of a charge, before it is described.
+/// The result of a charge, from which [`Places::describe`] makes the decision.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PlacesVerdict {
     Admitted {
@@ -36,12 +39,12 @@ pub(crate) enum PlacesVerdict {
     },
     Denied {
         remaining: u64,
-        /// The cost is above the limit.
+        /// Whether the charge can never be admitted, because its cost is above the limit.
         for_good: bool,
     },
 }
 
-/// A quota of units that are held.
+/// Decides by a concurrency limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
     limit: u64,
@@ -52,8 +55,8 @@ impl Places {
         Self { limit: spec.limit }
     }
 
-    /// Decides about a charge of `cost` while `held` units are held. [`describe`](Self::describe) makes the decision of
-    /// it, for the same reason as in [`Gcra`](super::gcra::Gcra::look).
+    /// Returns the result of a charge of `cost` while `held` units are held. [`describe`](Self::describe) turns the
+    /// result into a decision. [`Gcra::look`](super::gcra::Gcra::look) says why these are two functions.
     #[inline]
     pub(crate) fn look(self, held: u64, cost: u64, how: TakeMode) -> PlacesVerdict {
         let (cost, force) = how.plainly(cost);
@@ -65,8 +68,8 @@ impl Places {
         PlacesVerdict::Admitted { remaining: left.saturating_sub(taken), taken }
     }
 
-    /// Returns the decision about a charge that fits, if there is no room to note the holder of its units. Only a
-    /// forced charge is admitted then, and nothing is taken.
+    /// Returns the decision about a charge that the limit allows, if there is no room to store the holder of its
+    /// units. Then only a forced charge is admitted, and it takes no units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn decide_without_room(self, held: u64, how: TakeMode) -> ChargeDecision {
         let left = self.limit.saturating_sub(held);
@@ -81,7 +84,8 @@ impl Places {
         self.limit
     }
 
-    /// Returns the decision on a charge, with a receipt of the run `run`.
+    /// Returns the decision on a charge. The receipt of an admitted charge holds the number `run` of
+    /// the key's run.
     #[inline]
     pub(crate) fn describe(self, verdict: PlacesVerdict, run: u64) -> ChargeDecision {
         match verdict {
@@ -95,8 +99,8 @@ impl Places {
         }
     }
 
-    /// Decides about a charge while an earlier request waits in line, so that no units are left for this one. Only a
-    /// forced charge takes its units.
+    /// Returns the result of a charge while an earlier request waits in line, so that no units are left for this
+    /// charge. Only a forced charge takes its units.
     pub(crate) fn hold_back(self, held: u64, cost: u64, how: TakeMode) -> PlacesVerdict {
         match how.plainly(cost) {
             (_, true) => self.look(held, cost, how),

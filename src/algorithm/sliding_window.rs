@@ -1,28 +1,30 @@
-//! Sliding window: counters of the current and of past sub-windows.
+//! Sliding window: counters for the current sub-window and for past sub-windows.
 //!
 //! # 1 Definition and laws
 //!
 //! The period is cut into `buckets` sub-windows at whole multiples of their length since the Unix epoch. A request
-//! counts in the current one. The period that ends now covers only a part of the oldest sub-window. That sub-window
-//! counts in proportion, rounded down ([`Weighted`](crate::quota::Oldest::Weighted)), not at all
-//! ([`Dropped`](crate::quota::Oldest::Dropped)) or in full ([`Counted`](crate::quota::Oldest::Counted)). One bucket,
-//! weighted, is the classic estimate from two counters that Cloudflare described in 2017; sixty are close to a log.
+//! counts in the current sub-window. The period that ends now covers only a part of the oldest sub-window. The
+//! oldest sub-window counts in proportion to this part, rounded down ([`Weighted`](crate::quota::Oldest::Weighted)),
+//! not at all ([`Dropped`](crate::quota::Oldest::Dropped)) or in full ([`Counted`](crate::quota::Oldest::Counted)).
+//! One weighted bucket is the classic estimate from two counters that Cloudflare described in 2017. Sixty buckets
+//! are close to a sliding log.
 //!
-//! It guarantees: `Counted`, never more than `limit` units in any trailing period; `Weighted` and `Dropped`, never more
-//! than `limit` in any trailing `period·(1 − 1/buckets)` and `2·limit` in any period.
+//! `Counted` guarantees at most `limit` units in any trailing period. `Weighted` and `Dropped` guarantee at most
+//! `limit` units in any trailing `period·(1 − 1/buckets)`, and at most `2·limit` units in any period.
 //!
-//! In the long run `Dropped` admits exactly `limit` per period, `Weighted` less by at most what the oldest sub-window
-//! weighs in its last microsecond (one unit, unless the limit is above the sub-window's microseconds), and `Counted`,
-//! as it must, `limit` for each `period·(1 + 1/buckets)`: give it many buckets.
+//! In the long run, `Dropped` admits exactly `limit` units per period. `Weighted` admits fewer, by at most the weight
+//! of the oldest sub-window in its last microsecond. This is one unit, unless the limit is higher than the number of
+//! microseconds in a sub-window. `Counted` admits only `limit` units per `period·(1 + 1/buckets)`, which its
+//! guarantee requires. Use many buckets with `Counted`.
 //!
 //! # 2 Parameters
 //!
-//! The sub-window's length in whole microseconds; everything else is counts.
+//! The length of a sub-window in whole microseconds. All other parameters are counts.
 //!
 //! # 3 State
 //!
-//! Dated counters, as an [`entry_log`](super::entry_log). With one bucket there are only two counters. They fit a
-//! [`Pair`]: the instant at which both are past, and the two counts side by side.
+//! Dated counters, as an [`entry_log`](super::entry_log). With one bucket there are only two counters. The two
+//! counters fit a [`Pair`]: the instant at which neither counts any more, and a number with both counts.
 
 use smallvec::SmallVec;
 
@@ -37,8 +39,8 @@ use super::used::Carried;
 
 /// A sliding window of one bucket, whose two counters fit a pair.
 ///
-/// It is an [`entry_log`](super::entry_log) of two entries. A charge that leaves something is decided from the counters
-/// directly, in half as many instructions (`benches/instructions`).
+/// The two counters are an [`entry_log`](super::entry_log) with two entries. A charge that leaves some units free is
+/// decided from the counters directly, which takes half as many instructions (`benches/instructions`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TwoCounterWindow {
     log: EntryLog,
@@ -48,7 +50,7 @@ pub(crate) struct TwoCounterWindow {
     width: u32,
 }
 
-/// Returns whether a sliding window's counters fit a pair.
+/// Returns whether the sliding window has only two counters, which fit a pair.
 pub(crate) fn fits_pair(spec: &Spec) -> bool {
     spec.buckets == 1 && bits(spec.limit + spec.debt) <= 32
 }
@@ -66,7 +68,7 @@ impl TwoCounterWindow {
         Layout::of(2 * self.width, Some(self.period_us), 3 * self.period_us)
     }
 
-    /// Returns the state that the Lua twin keeps as an instant and two counts.
+    /// Returns the pair for a state that the Lua twin stores as an instant and two counts.
     #[cfg(feature = "_redis")]
     pub(crate) fn pair(&self, at: u64, before: u32, current: u32) -> Pair {
         Pair { at, n: u64::from(before) << self.width | u64::from(current) }
@@ -77,7 +79,8 @@ impl TwoCounterWindow {
         (state.n >> self.width, state.n & ((1 << self.width) - 1))
     }
 
-    /// Returns the state of a sub-window and the one before it.
+    /// Returns the state for the counts of the sub-window that begins at `start` and of the sub-window
+    /// before it.
     #[inline]
     fn state(&self, start: u64, before: u64, current: u64) -> Pair {
         Pair { at: start + 2 * self.period_us, n: before << self.width | current }
@@ -166,7 +169,7 @@ impl PairAlgorithm for TwoCounterWindow {
         state.at.saturating_sub(now) > 3 * self.period_us
     }
 
-    /// The oldest counter is dropped when a sub-window begins.
+    /// A new count begins with each sub-window, because the oldest counter is then dropped.
     #[inline(always)]
     fn counts_anew(&self, state: Option<Pair>, now: u64) -> bool {
         state.is_none_or(|state| state.at <= now + self.period_us)

@@ -1,4 +1,5 @@
-//! The common parts of algorithms: their states, how these are stored, and the traits of an algorithm.
+//! The common parts of the algorithms: their states, how states are stored, and the trait of an
+//! algorithm.
 
 use crate::decision::ChargeDecision;
 
@@ -30,7 +31,7 @@ impl Next {
     }
 }
 
-/// A decision, and the state to write if the charge is taken. A refusal may also write a state.
+/// A decision, and the state to write if the charge is taken. A denied charge may also write a state.
 #[derive(Debug)]
 pub(crate) struct Transition {
     pub(crate) decision: ChargeDecision,
@@ -42,14 +43,16 @@ pub(crate) struct Transition {
 pub(crate) enum TakeMode {
     IfAllowed,
     Force,
-    /// The charge is taken if one of the charges that it belongs to was refused. Otherwise it only looks.
+    /// The charge is taken only if one of the charges to which it belongs was refused. Otherwise it only
+    /// peeks.
     OnRefusal {
         refused: bool,
     },
 }
 
 impl TakeMode {
-    /// Returns the cost, and whether it is forced, for an algorithm that treats refusals like any charge.
+    /// Returns the cost of the charge and whether the charge is forced, for an algorithm that has no rule
+    /// of its own for charges on refusal.
     #[inline]
     pub(crate) fn plainly(self, cost: u64) -> (u64, bool) {
         match self {
@@ -67,7 +70,7 @@ pub(crate) trait PairAlgorithm {
     /// Returns the decision for `cost` and the state to write. A forced charge is always admitted, into debt.
     fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition;
 
-    /// Returns the decision for a charge that is taken in this way, and the state to write.
+    /// Returns the decision for a charge that is taken as `how` says, and the state to write.
     #[inline(always)]
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let (cost, force) = how.plainly(cost);
@@ -77,23 +80,24 @@ pub(crate) trait PairAlgorithm {
     /// Refunds `units` of the charge whose receipt holds `own`.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next;
 
-    /// Returns whether a refund has no effect because a later slot of the queue is taken. It will have an effect once
-    /// all later slots are refunded.
+    /// Returns whether a refund has no effect because a later slot of the queue is taken. The refund will have an
+    /// effect after all later slots have been refunded.
     fn is_behind(&self, _state: Pair, _now: u64, _own: Pair) -> bool {
         false
     }
 
-    /// Returns whether the quota could have made this state. A state that was stored outside may be anything.
+    /// Returns whether the quota could have made this state. A state that was read from a store may have any
+    /// numbers.
     fn could_be(&self, state: Pair) -> bool;
 
-    /// Returns whether the state is further ahead of `now` than the quota can put it, so that a decision would move it
-    /// back: either the clock stepped back, or `now` is older than the state.
+    /// Returns whether the state is further ahead of `now` than the quota can put it, so that a decision would move
+    /// the state back. This means that the clock stepped back, or that `now` was read before the state.
     fn is_clamped(&self, state: Pair, now: u64) -> bool;
 
-    /// Returns whether a decision at `now` would begin a new count, although at an earlier instant this state, or one
-    /// that has expired, still counts. So the clock has to be read after the state: if it stepped back in between,
-    /// units that still count would be forgotten. A bucket forgets nothing, because the instant at which it is empty
-    /// only moves ahead.
+    /// Returns whether a decision at `now` would begin a new count, although this state, or an expired state, still
+    /// counts at an earlier instant. If so, the clock has to be read after the state. Otherwise units that still
+    /// count would be forgotten if the clock stepped back between the two readings. A bucket forgets nothing, because
+    /// the instant at which it is empty only moves ahead.
     #[inline(always)]
     fn counts_anew(&self, _state: Option<Pair>, _now: u64) -> bool {
         false
@@ -104,42 +108,45 @@ pub(crate) trait PairAlgorithm {
         Fullness::of(&self.decide(Some(state), now, 0, false).decision)
     }
 
-    /// Returns the units in use, and when they come back, for another quota to take over. If `sliced`, the units of a
-    /// bucket are split into a few slices, each with its own time, as a log or a sliding window needs.
+    /// Returns the units in use, and when they are freed, for the conversion to another quota. If `sliced`, the units
+    /// of a bucket are split into a few slices, each with its own time. A log or a sliding window needs these times.
     fn carried(&self, state: Pair, now: u64, sliced: bool) -> Carried;
 
-    /// Returns a state of this quota in which the units of another quota are in use: those that `carried` has, but at
-    /// most [`most`](Self::most).
+    /// Converts the units of another quota, `carried`, into a state of this quota. In this state at most
+    /// [`most`](Self::most) units are in use.
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair>;
 
-    /// Returns the maximum number of units that can be in use: the capacity and the allowed debt.
+    /// Returns the maximum number of units that can be in use: the capacity and the allowed debt
+    /// together.
     fn most(&self) -> u64;
 
-    /// Returns a time from now. A denied charge may find the state of another quota. If all units of
-    /// that state come back before this time has passed, the charge leaves the state as it is. If
-    /// some come back later, the charge writes the converted state. Otherwise each request would
-    /// convert the old state again, and the end of a window that is a period from now would move on
-    /// with the clock.
+    /// Returns the longest time from now after which units of another quota may be freed. If a denied
+    /// charge finds a state of another quota whose units are all freed within this time, the charge
+    /// leaves the state as it is. If some units are freed later, the charge writes the converted state.
+    /// Otherwise each request would convert the old state again, and the end of a window that is a
+    /// period from now would move on with the clock.
     ///
-    /// Windows return two periods, or the time to the end of the next window. Buckets return the time in which they
-    /// drain.
+    /// Windows return two periods, or the time until the end of the calendar's next window. Buckets return the time
+    /// in which a full bucket with its allowed debt drains.
     fn longest_us(&self, now: u64) -> u64;
 
-    /// Returns what the Lua twin needs to decide on a charge.
+    /// Returns the numbers with which the Lua twin decides on a charge.
     #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> LuaNumbers;
 
-    /// Returns what a charge's receipt would hold without the charge's last units.
+    /// Returns the pair that a charge's receipt would hold if the charge had not included its last
+    /// units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     fn own_without(&self, own: Pair, _last: u64) -> Pair {
         own // the window
     }
 }
 
-/// The fullness of a state. A limiter without room forgets the emptiest one.
+/// The fullness of a state. A limiter that has no room for a new state forgets the emptiest of its
+/// states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Fullness {
-    /// Not even one unit would pass.
+    /// Whether no unit is left, so that a charge of 1 would be denied.
     pub(crate) throttled: bool,
     /// The used part of the capacity, in 65,536ths.
     pub(crate) used: u64,
@@ -152,12 +159,12 @@ impl Fullness {
     }
 }
 
-/// Returns `used / whole` as a number in which 65,536 is the whole.
+/// Returns `used / whole` in 65,536ths, rounded down.
 pub(super) fn share(used: u64, whole: u64) -> u64 {
     ((u128::from(used) << 16) / u128::from(whole.max(1))).min(u128::from(u64::MAX)) as u64
 }
 
-/// The form in which a state is kept.
+/// The form in which a state is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// A pair that fits one word of 64 bits.
@@ -170,26 +177,28 @@ pub(crate) enum Layout {
     Count,
 }
 
-/// A pair in one word: the instant's upper bits in units of `2^shift` µs, rounded up, and below them the number.
+/// A pair in one word. The upper bits are the instant in units of `2^shift` µs, rounded up, and the lower bits
+/// are the number.
 ///
-/// The instant takes `49 − shift` bits, the number `15 + shift`. The shift is above 0 if instants lie on a grid. Then
-/// each unit of `2^shift` µs holds at most one point of the grid, so rounding loses nothing.
+/// The instant takes `49 − shift` bits, and the number `15 + shift` bits. The shift is above 0 only if instants lie
+/// on a grid. Then each unit of `2^shift` µs holds at most one point of the grid, so rounding loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WordLayout {
     pub(crate) shift: u32,
-    /// The grid's width; 1 if the instant is any microsecond.
+    /// The width of the grid in microseconds; 1 if the instant may be any microsecond.
     pub(crate) grid: Divisor,
 }
 
-/// Bits of a word's number when its instant is in microseconds.
+/// How many bits of a word hold the number if the instant is in microseconds.
 pub(crate) const NUMBER_BITS: u32 = 15;
 
-/// The longest time by which a word's instant may be ahead. Its bits hold four times that; see [`Layout::of`].
+/// The longest time in microseconds by which a word's instant may be ahead. The bits of the instant hold four
+/// times this; see [`Layout::of`].
 pub(crate) const WORD_AHEAD_US: u64 = 1 << 47;
 
 impl Layout {
-    /// Returns the layout for numbers of `number_bits` bits, and for instants at most `ahead_us` from now, which lie on
-    /// a grid or anywhere.
+    /// Returns the layout for numbers of `number_bits` bits, and for instants at most `ahead_us` from now. `grid_us` is
+    /// the width of the grid on which the instants lie, if they lie on a grid.
     pub(super) fn of(number_bits: u32, grid_us: Option<u64>, ahead_us: u64) -> Self {
         let grid_us = grid_us.unwrap_or(1);
         let shift = grid_us.ilog2().min(40);
@@ -206,7 +215,8 @@ pub(crate) fn bits(most: u64) -> u32 {
     u64::BITS - most.leading_zeros()
 }
 
-/// The numbers with which an algorithm's Lua twin decides a charge: whole numbers below 2^53, or [`UNBOUNDED`].
+/// The numbers with which an algorithm's Lua twin decides on a charge: whole numbers below 2^53, or
+/// [`UNBOUNDED`].
 #[cfg(feature = "_redis")]
 pub(crate) type LuaNumbers = smallvec::SmallVec<[f64; 10]>;
 

@@ -2,22 +2,24 @@
 //!
 //! # 1 Definition and laws
 //!
-//! `limit` tokens are added at each tick, one tick every `period`, up to the capacity `burst`. No timer does this:
-//! it is computed when a request comes. Ticks lie at whole multiples of the period since the Unix epoch, or count
-//! from the key's first request after rest. A tick at exactly now has happened.
+//! At each tick, `limit` tokens are added, up to the capacity `burst`. There is one tick in each `period`. No
+//! timer adds the tokens: each decision computes how many have been added. Ticks lie at whole multiples of the
+//! period since the Unix epoch, or are counted from the key's first request after rest. A tick at exactly now has
+//! already happened.
 //!
-//! It guarantees: at most `burst + limit·ticks` units in any interval with this number of ticks, and exactly `burst` at
-//! once from rest.
+//! A step bucket guarantees at most `burst + limit·ticks` units in any interval that contains `ticks` ticks, and
+//! exactly `burst` units at once for a key at rest.
 //!
 //! # 2 Parameters
 //!
-//! Tokens per tick, ticks in microseconds, capacity: all whole, nothing is rounded.
+//! The tokens per tick, the time between ticks in microseconds, and the capacity. All are whole
+//! numbers, and nothing is rounded.
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the tick at which the bucket will be full again, and how many tokens that last tick will have to spare.
-//! With `j` ticks until then, `j·limit − spare` tokens are missing now. A full bucket needs no state, and so forgets
-//! its anchor.
+//! A [`Pair`]: the tick at which the bucket will be full again, and how many tokens of this last tick will find no
+//! room. If this tick is the `j`th from now, `j·limit − spare` tokens are missing now. A full bucket needs no state,
+//! and therefore forgets its anchor.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Anchor, Spec};
@@ -27,7 +29,7 @@ use super::state::{Layout, Next, Pair, PairAlgorithm, Transition, bits};
 use super::state::{LuaNumbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
 
-/// Quotas whose tokens come in steps.
+/// Decides by a token bucket that is refilled in steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepBucket {
     /// Tokens per tick; 0 closes the quota.
@@ -38,7 +40,7 @@ pub(crate) struct StepBucket {
     anchor: Anchor,
 }
 
-/// The missing units now, and the time of the next tick.
+/// The units that are missing now, and the time of the next tick.
 #[derive(Clone, Copy)]
 struct Level {
     missing: u64,
@@ -92,7 +94,7 @@ impl StepBucket {
         Next::Set(Pair { at: level.next_tick + (ticks - 1) * self.tick_us, n: ticks * self.tokens - level.missing })
     }
 
-    /// Returns the time until `units` have come.
+    /// Returns the time in microseconds until ticks have added `units`.
     fn wait(&self, level: Level, now: u64, units: u64) -> u64 {
         match units.div_ceil(self.tokens.max(1)) {
             0 => 0,
@@ -141,8 +143,8 @@ impl PairAlgorithm for StepBucket {
         Transition { decision: decision.receipted(missing - level.missing, full.at, full.n), next }
     }
 
-    /// Refunds the units of a charge that no tick has refilled yet. `own` is when the bucket was to be full after the
-    /// charge.
+    /// Refunds the units of a charge that no tick has refilled yet. `own` says when the bucket was to be full again
+    /// after the charge.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let level = self.level(Some(state), now);
         let left = self.level(Some(own), now).missing;
@@ -175,7 +177,8 @@ impl PairAlgorithm for StepBucket {
         if sliced { carried.sliced(now, |later| self.level(full, later).missing) } else { carried }
     }
 
-    /// Keeps the ticks of the old bucket if that was also a step bucket.
+    /// Keeps the ticks of the old quota if both quotas are step buckets whose ticks count from the
+    /// first request.
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
         let mut level =
             Level { missing: carried.used.units_ceil().min(self.burst + self.debt), ..self.level(None, now) };
@@ -198,7 +201,7 @@ impl PairAlgorithm for StepBucket {
         state.n < self.tokens && (self.anchor == Anchor::FirstRequest || state.at % self.tick_us == 0)
     }
 
-    /// Whether a decision at `now` would rewind this state.
+    /// Whether a decision at `now` would move this state's instant back.
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         self.level(Some(state), now).clamped
     }

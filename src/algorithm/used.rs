@@ -1,10 +1,11 @@
-//! The units of a quota that are in use, and when they are freed. Another quota takes them over.
+//! The units of a quota that are in use, and when they are freed, for the conversion of a state to
+//! another quota.
 
 use smallvec::SmallVec;
 
 use crate::quota::spec::Oldest;
 
-/// Units in use, exactly: `parts / of`.
+/// The exact number of units in use, as a fraction: `parts / of`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Used {
     pub(crate) parts: u128,
@@ -17,7 +18,7 @@ impl Used {
     }
 
     /// Converts units of the capacity `from` to the same share of the capacity `to`. If the exact product would not
-    /// fit, the units are first rounded up to whole ones.
+    /// fit a `u128`, the units are first rounded up to whole units.
     pub(crate) fn in_proportion(self, from: u64, to: u64) -> Self {
         let (from, to) = (u128::from(from.max(1)), u128::from(to)); // of a capacity of 0, nothing is in use
         match self.parts.checked_mul(to) {
@@ -30,7 +31,8 @@ impl Used {
         u64::try_from(self.parts.div_ceil(self.of)).unwrap_or(u64::MAX)
     }
 
-    /// Returns `⌈used · scale⌉`, rounded up to whole units first if the exact product would not fit.
+    /// Returns `⌈used · scale⌉`. If the exact product would not fit a `u128`, the units are first
+    /// rounded up to whole units.
     pub(super) fn scaled_ceil(self, scale: u128) -> u128 {
         match self.parts.checked_mul(scale) {
             Some(product) => product.div_ceil(self.of),
@@ -39,17 +41,19 @@ impl Used {
     }
 }
 
-/// Units in use, and when they come back.
+/// Units in use, and when they are freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dated {
-    /// The start of their entry, if they are of a log or a sliding window.
+    /// The start of the entry that holds the units, if the old quota is a log or a sliding window.
     pub(super) start: Option<u64>,
-    /// The latest instant at which the last of them can have been taken, or when a window began to count them.
+    /// The latest instant at which the last of the units can have been taken, or the instant at which a window
+    /// began to count the units.
     pub(super) taken: Option<u64>,
-    /// When the last of them comes back.
+    /// The instant at which the last of the units is freed.
     pub(super) back: u64,
     pub(super) units: u64,
-    /// The units of the whole entry, also those that no longer count because the period's edge passes over them.
+    /// The units of the whole entry, including the units that no longer count because the edge of the period
+    /// passes over the entry.
     pub(super) whole: u64,
 }
 
@@ -59,25 +63,28 @@ impl Dated {
     }
 }
 
-/// The number of slices of equal length in which a log or a sliding window dates the units of a bucket.
+/// Into how many slices of equal length a bucket's units are split for the conversion to a log or a
+/// sliding window.
 const SLICES: u64 = 32;
 
-/// The units in use under one quota, for another quota to take over.
+/// The units in use under one quota, for the conversion to another quota.
 #[derive(Clone, Debug)]
 pub(crate) struct Carried {
     pub(super) used: Used,
-    /// In the order in which they come back. Their sum is the number of units in use, rounded up.
+    /// The dated units, in the order in which they are freed. Their sum is the number of units in use,
+    /// rounded up.
     pub(super) dated: SmallVec<[Dated; 4]>,
-    /// When a step bucket ticked last.
+    /// The last tick, if the old quota is a step bucket.
     pub(super) tick: Option<u64>,
-    /// For units of a log or a sliding window: the period, the sub-window, and the rule for the oldest sub-window.
+    /// The period, the sub-window, and the rule for the oldest sub-window, if the old quota is a log or a sliding
+    /// window.
     pub(super) grid: Option<Grid>,
-    /// The old and the new capacity, if the used share is kept and not the amount.
+    /// The old and the new capacity, if the conversion keeps the used share instead of the used amount.
     pub(super) share: Option<(u64, u64)>,
 }
 
-/// The settings that entries of a log or a sliding window are read by: period, sub-window, and how the oldest one
-/// counts.
+/// The settings with which the entries of a log or a sliding window are read: the period, the length of a
+/// sub-window, and how the oldest sub-window counts.
 pub(super) type Grid = (u64, u64, Oldest);
 
 impl Carried {
@@ -86,8 +93,8 @@ impl Carried {
         Self { used, dated, tick: None, grid: None, share: None }
     }
 
-    /// Dates the units of a bucket, which come back one after the other, in a few slices: each slice by the instant at
-    /// which its last unit comes back. `in_use` returns how many units are still in use at a later instant.
+    /// Splits the units of a bucket, which are freed one after the other, into a few slices. Each slice has the
+    /// instant at which its last unit is freed. `in_use` returns how many units are still in use at a later instant.
     pub(super) fn sliced(self, now: u64, in_use: impl Fn(u64) -> u64) -> Self {
         let (back, mut before) = (self.back(), self.used.units_ceil());
         let slice_us = back.saturating_sub(now).div_ceil(SLICES);
@@ -101,14 +108,15 @@ impl Carried {
         Self { dated: slices.filter(|slice| slice.units > 0).collect(), ..self }
     }
 
-    /// Keeps the share of a capacity of `from` as a share of one of `to`. An entry keeps only the units that count. If
-    /// it kept all, it would be rounded down once more, and count for less than its share.
+    /// Converts the used share of the capacity `from` into the same share of the capacity `to`. An entry keeps only
+    /// the units that count. If the entry kept all its units, their count would be rounded down once more, and the
+    /// entry would count for less than its share.
     pub(super) fn in_proportion(mut self, from: u64, to: u64) -> Self {
         self.dated.iter_mut().for_each(|dated| dated.whole = dated.units);
         Self { used: self.used.in_proportion(from, to), share: Some((from, to)), ..self }
     }
 
-    /// Returns when none of the units is in use any more.
+    /// Returns the instant at which the last of the units is freed.
     pub(super) fn back(&self) -> u64 {
         self.dated.last().map_or(0, |dated| dated.back)
     }
@@ -118,17 +126,17 @@ impl Carried {
         self.dated.last().and_then(|last| last.taken)
     }
 
-    /// Returns until when all units count in a window of one period: a period after the last of them was taken. That
-    /// is at most a period from now. It is no earlier than the instant at which they would have come back, if that is
-    /// within a period.
+    /// Returns the instant until which all units count in a window of one period. This is one period after the last
+    /// unit was taken, and at most a period from now. If the units would have been freed within a period from now,
+    /// the instant is no earlier than that.
     pub(super) fn until(&self, now: u64, period_us: u64) -> u64 {
         let taken = self.taken().unwrap_or(now).min(now);
         (taken + period_us).max(self.back().min(now + period_us))
     }
 
-    /// Returns these units, the oldest first, as the new quota counts them: at most `most` of the newest, and at most
-    /// `each` in one entry. They are rounded up from the newest on, so that the sum is also rounded up after the older
-    /// ones have come back.
+    /// Returns the entries as the new quota counts them, the oldest first. They keep at most the newest `most` units,
+    /// and at most `each` units in one entry. Units are rounded up from the newest entry on. So the sum of the entries
+    /// that remain is also rounded up after the older entries have expired.
     pub(super) fn scaled(&self, entries: &[(u64, u64)], most: u64, each: u64) -> Vec<(u64, u64)> {
         let (mut sum, mut before) = (0_u64, 0);
         let mut scaled: Vec<(u64, u64)> = Vec::new();

@@ -1,4 +1,5 @@
-//! Reads the values of `RateLimit` headers, for layers that add to a response, and for clients.
+//! Reads the values of `RateLimit` headers, for clients and for layers that add to a response's
+//! headers.
 //!
 //! Lists follow RFC 9651 and the rules of the drafts. The text of an item is kept as it is, because
 //! it may have parameters that this crate does not know.
@@ -7,7 +8,7 @@ use smallvec::SmallVec;
 
 pub(crate) type Items<'a> = SmallVec<[ListMember<'a>; 2]>;
 
-/// A list with an item for each policy.
+/// The kinds of lists, each with an item for each policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum List {
     /// The remaining units, as in draft 11: `"default";r=99;t=60`.
@@ -22,23 +23,23 @@ pub(crate) enum List {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ListMember<'a> {
     pub(crate) raw: &'a [u8],
-    /// The policy's name in its quotes, which has only one spelling. For nameless items, the whole
-    /// item.
+    /// The policy's name with its quotes. A name has only one spelling, so names are compared byte by
+    /// byte. For nameless items, the whole item.
     pub(crate) name: &'a [u8],
-    /// `r` or `q`, or the integer of a nameless item.
+    /// The value of `r` or `q`, or the integer of a nameless item.
     pub(crate) units: u64,
     /// `t` or `w`.
     pub(crate) seconds: Option<u64>,
     /// `qu`, in its quotes.
     #[cfg_attr(not(feature = "client"), expect(dead_code, reason = "only clients read it"))]
     pub(crate) unit: Option<&'a [u8]>,
-    /// `tower-r`: the units that can pass at this instant, if `r` is more.
+    /// `tower-r`: the units that can pass at this instant, if these are fewer than `r`.
     #[cfg_attr(not(feature = "client"), expect(dead_code, reason = "only clients read it"))]
     pub(crate) units_now: Option<u64>,
     /// `tower-ms`: `t` in milliseconds.
     #[cfg_attr(not(feature = "client"), expect(dead_code, reason = "only clients read it"))]
     pub(crate) millis: Option<u64>,
-    /// `pk`, in base64 between its colons.
+    /// `pk`: the partition key, in base64 between colons.
     #[cfg_attr(not(feature = "client"), expect(dead_code, reason = "only clients read it"))]
     pub(crate) partition: Option<&'a [u8]>,
 }
@@ -52,15 +53,16 @@ pub(crate) struct Dictionary {
 }
 
 impl<'a> ListMember<'a> {
-    /// Returns whether this limit allows fewer units than another, or as many in a longer time.
+    /// Returns whether this limit allows fewer units than `other`, or equally many units in a longer
+    /// time.
     pub(crate) fn is_stricter(&self, other: &Self) -> bool {
         let seconds = |item: &Self| item.seconds.unwrap_or(0);
         (other.units, seconds(self)) > (self.units, seconds(other))
     }
 }
 
-/// Parses the items of a list that is spread over these lines. Returns none if a line is not such a
-/// list.
+/// Parses the items of a list that is spread over these header lines. Returns no items if a line is not
+/// a list of the kind `list`.
 pub(crate) fn items<'a>(lines: impl Iterator<Item = &'a [u8]>, list: List) -> Items<'a> {
     let mut items = Items::new();
     if for_each_item(lines, list, |item| items.push(item)).is_none() {
@@ -69,8 +71,9 @@ pub(crate) fn items<'a>(lines: impl Iterator<Item = &'a [u8]>, list: List) -> It
     items
 }
 
-/// Parses a list that is spread over these lines, and hands over each item. Returns `None` if a
-/// line is not such a list. By then it has handed over the items before the mistake.
+/// Parses a list that is spread over these header lines, and calls `each` with every item. Returns
+/// `None` if a line is not a list of the kind `list`. In this case `each` has already been called with
+/// the items before the error.
 pub(crate) fn for_each_item<'a>(
     mut lines: impl Iterator<Item = &'a [u8]>,
     list: List,
@@ -79,10 +82,11 @@ pub(crate) fn for_each_item<'a>(
     lines.try_for_each(|line| parse(line, list, &mut each))
 }
 
-/// Parses draft 07's dictionary. Returns `None` if the value is not a dictionary. Values that are
-/// not integers are left out, and so are keys that the draft does not define.
+/// Parses draft 07's dictionary. Returns `None` if the value is not a dictionary. Ignores values that
+/// are not integers, and keys that are not known.
 ///
-/// Zendesk writes such a dictionary with semicolons, and with other words for two of the keys.
+/// Also reads the dictionary that Zendesk writes, with semicolons and with `total` and `resets` for two
+/// of the keys.
 pub(crate) fn dictionary(value: &[u8]) -> Option<Dictionary> {
     let mut found = Dictionary::default();
     for member in value.split(|byte| matches!(byte, b',' | b';')) {
@@ -99,7 +103,7 @@ pub(crate) fn dictionary(value: &[u8]) -> Option<Dictionary> {
     Some(found)
 }
 
-/// Returns the text of a string, without its quotes and escapes.
+/// Returns the text of a string of RFC 9651, without its quotes and escapes.
 #[cfg(feature = "client")]
 pub(crate) fn unquoted(string: &[u8]) -> String {
     let inner = string.get(1..string.len().saturating_sub(1)).unwrap_or_default();
@@ -127,8 +131,8 @@ pub(crate) fn integer(value: &[u8]) -> Option<u64> {
     rest.integer().filter(|_| rest.0.is_empty())
 }
 
-/// Returns whether a media range of `Accept` has the weight 0: the client does not take such a response (RFC 9110,
-/// section 12.4.2).
+/// Returns whether a media range of `Accept` has the weight 0. This means that the client does not accept this
+/// media type (RFC 9110, section 12.4.2).
 pub(crate) fn is_unacceptable(range: &[u8]) -> bool {
     let weight = |parameter: &[u8]| {
         let (name, value) = parameter.split_at_checked(parameter.iter().position(|byte| *byte == b'=')? + 1)?;
@@ -139,7 +143,8 @@ pub(crate) fn is_unacceptable(range: &[u8]) -> bool {
     range.split(|byte| *byte == b';').skip(1).any(|parameter| weight(parameter) == Some(true))
 }
 
-/// Parses one line and hands over its items. Returns `None` if it is not such a list.
+/// Parses one header line and calls `each` with every item. Returns `None` if the line is not a list of
+/// the kind `list`.
 fn parse<'a>(line: &'a [u8], list: List, each: &mut impl FnMut(ListMember<'a>)) -> Option<()> {
     let mut rest = Cursor(line);
     rest.take(|byte| byte == b' ');
@@ -214,7 +219,7 @@ fn value<'a, T>(rest: &mut Cursor<'a>, parse: impl Fn(&mut Cursor<'a>) -> Option
     Some(found)
 }
 
-/// Returns `None` for a parameter of another type.
+/// Returns `None` if the parameter is present but has another type.
 #[expect(clippy::option_option, reason = "the `Option`s say whether there is a parameter, and of this type")]
 fn typed<T>(parameter: Option<Option<T>>) -> Option<Option<T>> {
     parameter.map_or(Some(None), |found| found.map(Some))
@@ -284,7 +289,7 @@ fn is_space(byte: u8) -> bool {
     byte == b' ' || byte == b'\t'
 }
 
-/// The rest of the text that is being parsed.
+/// The part of the text that has still to be parsed.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -307,7 +312,7 @@ impl<'a> Cursor<'a> {
         (1..=15).contains(&digits.len()).then(value)
     }
 
-    /// Returns the text that this parses.
+    /// Returns the text that `parse` parses.
     fn text(&mut self, parse: fn(&mut Self) -> Option<()>) -> Option<&'a [u8]> {
         let start = self.0;
         parse(self)?;
@@ -322,7 +327,7 @@ impl<'a> Cursor<'a> {
         is_next
     }
 
-    /// Skips the next byte if it is one of these.
+    /// Skips the next byte if it is one of `bytes`. Returns `None` if it is another byte.
     fn expect(&mut self, bytes: &[u8]) -> Option<()> {
         bytes.iter().any(|byte| self.next_is(*byte)).then_some(())
     }

@@ -5,12 +5,12 @@ use std::fmt;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 
-/// The head of a request, by references. It is all that extractors, conditions and observers see of a request.
+/// The head of a request, by references. Extractors, conditions and observers see nothing else of a request.
 ///
 /// A closure reads its fields: `|request| request.headers.get("x-user").cloned()`.
 ///
-/// It is made of an `http::Request`, of its `Parts`, or of the five fields of a framework without
-/// these types. That costs nothing, because nothing is copied but the references.
+/// A `Head` is made from an `http::Request`, from `Parts`, or from the five fields if a framework does
+/// not have these types. Making a `Head` is cheap, because it copies only references.
 ///
 /// ```
 /// use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
@@ -42,7 +42,7 @@ pub struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Makes the head of a request of these fields.
+    /// Makes the head of a request from its five fields.
     #[must_use]
     pub fn new(
         method: &'a Method,
@@ -54,7 +54,7 @@ impl<'a> Head<'a> {
         Self { method, uri, version, headers, extensions }
     }
 
-    /// Returns a request without a body that has a copy of this head.
+    /// Returns a request that has a copy of this head and no body.
     pub(crate) fn to_request(self) -> Request<()> {
         let mut request = Request::new(());
         *request.method_mut() = self.method.clone();
@@ -93,7 +93,7 @@ impl<'a> From<&'a Parts> for Head<'a> {
 }
 
 impl fmt::Debug for Head<'_> {
-    /// Leaves out the query, the headers and the extensions, because they may be secrets.
+    /// Leaves out the query, the headers and the extensions, because they may contain secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Head")
             .field("method", self.method)

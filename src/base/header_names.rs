@@ -1,19 +1,20 @@
-//! The names of headers about limits: the names that a layer writes, and how the words in a name are read.
+//! The names of headers that report limits: the names that layers write, and the parsing of the words in a
+//! name.
 //!
 //! `X-RateLimit-Remaining-Requests` has a prefix, a word that says what the value is, and further words. Headers that
 //! have the prefix and the further words in common describe one quota.
 
 use std::time::Duration;
 
-/// The word that every name contains, in both spellings.
+/// The two spellings of the word that every name contains.
 const SPELLINGS: [&str; 2] = ["ratelimit", "rate-limit"];
 
-/// The list of remaining units, in the drafts since 07.
+/// The name of the list of remaining units, in draft 07 and later drafts.
 pub(crate) const RATE_LIMIT: &str = "ratelimit";
-/// The list of quotas, in the drafts since 06.
+/// The name of the list of quotas, in draft 06 and later drafts.
 pub(crate) const RATE_LIMIT_POLICY: &str = "ratelimit-policy";
 
-/// The single values of the drafts until 06.
+/// The names of the headers with single values, in the drafts up to 06.
 pub(crate) const DRAFT_LIMIT: &str = "ratelimit-limit";
 pub(crate) const DRAFT_REMAINING: &str = "ratelimit-remaining";
 pub(crate) const DRAFT_RESET: &str = "ratelimit-reset";
@@ -25,13 +26,14 @@ pub(crate) const X_USED: &str = "x-ratelimit-used";
 pub(crate) const X_RESET: &str = "x-ratelimit-reset";
 pub(crate) const X_RESOURCE: &str = "x-ratelimit-resource";
 
-/// The families of OpenAI's API: a unit, and the names of the limit, of the remaining units, and of the reset.
+/// The header families of OpenAI's API. Each has a unit, and the names of the headers for the limit, the
+/// remaining units and the reset.
 pub(crate) const OPENAI: [(&str, [&str; 3]); 2] = [
     ("requests", ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"]),
     ("tokens", ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"]),
 ];
 
-/// The families of Anthropic's API, as [`OPENAI`].
+/// The header families of Anthropic's API, in the form of [`OPENAI`].
 pub(crate) const ANTHROPIC: [(&str, [&str; 3]); 4] = [
     (
         "requests",
@@ -67,27 +69,27 @@ pub(crate) const ANTHROPIC: [(&str, [&str; 3]); 4] = [
     ),
 ];
 
-/// The headers by which a refusal over gRPC says what it is. It is a response of headers only, so over gRPC-Web a
-/// browser shows them to scripts only if they are exposed.
+/// The headers that hold the status of a refusal over gRPC. The refusal is a response with headers only. So over
+/// gRPC-Web, a browser shows these headers to scripts only if they are exposed.
 pub(crate) const GRPC_STATUS: [&str; 4] =
     ["grpc-status", "grpc-message", "grpc-status-details-bin", "grpc-retry-pushback-ms"];
 
-/// The wait in milliseconds, beside `Retry-After`.
+/// The name of a header with the wait in milliseconds, which is sent in addition to `Retry-After`.
 pub(crate) const RETRY_AFTER_MS: &str = "retry-after-ms";
 
-/// The wait in milliseconds, by Azure's name.
+/// Azure's name for a header with the wait in milliseconds.
 #[cfg(feature = "client")]
 pub(crate) const X_MS_RETRY_AFTER_MS: &str = "x-ms-retry-after-ms";
 
-/// Shopify's only header, whose name has no word of [`WORDS`].
+/// Shopify's only header about limits. Its name contains neither of [`SPELLINGS`].
 const SHOPIFY: &str = "x-shopify-shop-api-call-limit";
 
 /// The meaning of a header's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// The header is the family's name alone: a list, a dictionary, or a limit.
+    /// The name has no further word, as in `RateLimit`. The value is a list, a dictionary, or a limit.
     All,
-    /// None of [`WORDS`] is in the name. The value may be a dictionary.
+    /// The name contains none of [`WORDS`]. The value may be a dictionary.
     Unknown,
     Policy,
     Limit,
@@ -96,7 +98,8 @@ pub(crate) enum Word {
     /// `32/40`.
     UsedOfLimit,
     Reset,
-    /// A reset that is preferred to [`Reset`](Self::Reset), because it needs no clock.
+    /// The time until the reset. It is preferred to [`Reset`](Self::Reset), because a client reads it
+    /// without a clock.
     ResetAfter,
     RetryAfter,
     Name,
@@ -105,7 +108,8 @@ pub(crate) enum Word {
     WindowMillis,
 }
 
-/// The words that a name can begin or end with. If one word ends with another, the longer one comes first.
+/// The words with which the rest of a name can begin or end. If one word ends with another word, the
+/// longer word comes first.
 const WORDS: [(&str, Word); 28] = [
     ("retry-after-seconds", Word::RetryAfter),
     ("retry-after", Word::RetryAfter),
@@ -142,11 +146,12 @@ const WORDS: [(&str, Word); 28] = [
 pub(crate) struct Group<'a> {
     /// The text before `ratelimit`.
     pub(crate) prefix: &'a str,
-    /// The words that are not [`WORDS`], such as `requests` or `input-tokens`.
+    /// The words of the name that are not in [`WORDS`], such as `requests` or `input-tokens`.
     pub(crate) words: &'a str,
 }
 
-/// Splits a header's name, which is in lower case. Returns `None` if it says nothing about a limit.
+/// Splits a header's name, which must be in lower case. Returns `None` if the name is not that of a
+/// header about limits.
 pub(crate) fn split(name: &str) -> Option<(Group<'_>, Word)> {
     if name == SHOPIFY {
         return Some((Group { prefix: "x-shopify-", words: "" }, Word::UsedOfLimit));
@@ -161,8 +166,8 @@ pub(crate) fn split(name: &str) -> Option<(Group<'_>, Word)> {
     Some((Group { prefix, words }, word))
 }
 
-/// Returns whether both headers have a single value and describe one quota. Both are in lower case, and in one
-/// spelling: a server that writes two spellings means two families.
+/// Returns whether both headers have a single value and describe one quota. Both names must be in lower case.
+/// Names with different [`SPELLINGS`] are of different families.
 pub(crate) fn are_of_one_family(name: &str, other: &str) -> bool {
     let start = |name: &str| SPELLINGS.iter().find_map(|spelling| Some(name.find(spelling)? + spelling.len()));
     let Some(end) = start(name) else { return false };
@@ -174,8 +179,8 @@ pub(crate) fn are_of_one_family(name: &str, other: &str) -> bool {
     group(name).is_some_and(|own| group(other) == Some(own))
 }
 
-/// Returns what is left of a header's name without a word at its start or end. A period that is the
-/// whole name stays, because it names the group.
+/// Returns the rest of a header's name without `word`, if the name begins or ends with `word`. If the
+/// whole rest of the name is a period, it stays, because it names the group.
 fn without<'a>(rest: &'a str, word: &str) -> Option<&'a str> {
     if rest == word {
         return Some(if period(rest).is_some() { rest } else { "" });
@@ -187,7 +192,8 @@ fn without<'a>(rest: &'a str, word: &str) -> Option<&'a str> {
 }
 
 impl Word {
-    /// Returns whether the header is a single value of a quota, and not a list, a wait or something unknown.
+    /// Returns whether the header holds a single value of a quota, not a list, a wait or a value with an
+    /// unknown meaning.
     fn is_value(self) -> bool {
         !matches!(self, Self::All | Self::Unknown | Self::Policy | Self::RetryAfter)
     }

@@ -77,7 +77,7 @@ impl<'a> Object<'a> {
         self.or_null(name, value.map(|time| time.as_micros()));
     }
 
-    /// Writes a field whose value is a list, of which `item` writes each.
+    /// Writes a field whose value is a list. `item` writes each value of the list.
     pub(crate) fn list<T>(&mut self, name: &str, items: impl IntoIterator<Item = T>, item: impl Fn(&mut String, T)) {
         let json = self.field(name);
         json.push('[');

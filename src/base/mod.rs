@@ -1,4 +1,5 @@
-//! Helpers that every room may use and that use no other room: instants, waits, locks, chance, headers, JSON.
+//! Helpers that every module may use and that use no other module: instants, waits, locks, random numbers,
+//! headers, JSON.
 
 pub(crate) mod calendar;
 pub(crate) mod fields;

@@ -3,8 +3,8 @@
 #[cfg(any(feature = "_redis", feature = "store", feature = "tokio"))]
 use std::hash::{BuildHasher, RandomState};
 
-/// Returns the seed through the finalizer of SplitMix64: if two seeds differ in few bits, the
-/// results differ in half of theirs.
+/// Applies the finalizer of SplitMix64 to the seed. If two seeds differ in few bits, the results differ
+/// in about half of their bits.
 pub(crate) fn mixed(seed: u64) -> u64 {
     let mut x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -46,7 +46,7 @@ pub(crate) mod seeded {
         static STATE: Cell<Option<u64>> = const { Cell::new(None) };
     }
 
-    /// Makes the secrets of this thread from a seed until the guard is dropped.
+    /// Derives this thread's secrets from `seed` until the returned guard is dropped.
     pub(crate) fn by(seed: u64) -> Seeded {
         STATE.set(Some(seed));
         Seeded(())

@@ -1,9 +1,10 @@
-//! How many cases a test tries. Daily work tries a sample, which answers in seconds. `tests/all.sh` tries every case,
-//! and `tests/campaigns.sh` many times as many.
+//! How many cases a test tries. A usual test run tries a sample, which takes seconds. `tests/all.sh` tries every
+//! case, and `tests/campaigns.sh` tries many times as many cases.
 
 use proptest::prelude::ProptestConfig;
 
-/// A sample has one case of this many. A prime number, so that every second or third kind of a table is not left out.
+/// A sample has one of this many cases. The number is prime, so that a sample of a table does not leave out every
+/// second or third kind of case.
 const SAMPLE: u32 = 19;
 
 /// Returns the factor for the number of cases that `RATELIMIT_CAMPAIGN` states, or `None` for a sample.
@@ -11,22 +12,23 @@ fn times() -> Option<u32> {
     std::env::var("RATELIMIT_CAMPAIGN").ok().map(|times| times.parse().expect("RATELIMIT_CAMPAIGN is a number"))
 }
 
-/// Returns the number of cases of a test that usually has this many.
+/// Returns the number of cases that a test tries in this run. `usual` is the number of all its cases.
 pub(crate) fn cases(usual: u32) -> u32 {
     times().map_or(usual.div_ceil(SAMPLE), |times| usual * times)
 }
 
-/// Returns the settings of a property that usually has this many cases. No file of failures is written.
+/// Returns the settings of a property test. `usual` is the number of all its cases. The test writes no
+/// file of failures.
 pub(crate) fn config(usual: u32) -> ProptestConfig {
     ProptestConfig { cases: cases(usual), failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Returns `n` for a test that tries each `n`-th case of a table.
+/// Returns `n` for a test that tries every `n`th case of a table.
 pub(crate) fn stride() -> usize {
     times().map_or(SAMPLE as usize, |_| 1)
 }
 
-/// Runs a test under this many schedules of its threads: half of them are random at each step, and in the other half
+/// Runs a test under many schedules of its threads. In half of the schedules each step is random. In the other half,
 /// the threads have random priorities that change three times. A schedule that fails is printed, for `shuttle::replay`.
 #[cfg(ratelimit_shuttle)]
 pub(crate) fn explore(usual: u32, run: impl Fn() + Send + Sync + 'static) {

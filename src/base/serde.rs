@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde_core::de::{Deserializer, Error, Visitor};
 
-/// Implements serde's traits for an enum of [`labelled!`](crate::error::labelled): a variant is its label.
+/// Implements serde's traits for an enum of [`labelled!`](crate::error::labelled): each variant is written
+/// as its label.
 macro_rules! by_label {
     ($enum:ident) => {
         impl serde_core::Serialize for $enum {

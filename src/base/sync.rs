@@ -1,5 +1,5 @@
-//! Atomics and locks of the standard library, or of loom and shuttle in tests of interleavings; how the crate contains
-//! panics and answers wrong polls; and the hint to load a cache line.
+//! Atomics and locks from the standard library, or from loom and shuttle in tests of interleavings. Also functions
+//! that contain panics, answer polls after the end, and hint to load a cache line.
 
 use std::sync::TryLockError;
 use std::task::Poll;
@@ -19,8 +19,8 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(not(any(ratelimit_loom, ratelimit_shuttle)))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
-/// A cell that is written once, as the standard library's. Shuttle has no such cell. In the standard library's, its
-/// threads would block each other for ever, because they share a thread of the system.
+/// A cell that is written once, like `std::sync::OnceLock`. Shuttle has no such cell. In the standard library's
+/// cell, Shuttle's threads would block each other forever, because they share one thread of the operating system.
 #[cfg(ratelimit_shuttle)]
 pub(crate) struct OnceLock<T> {
     cell: std::sync::OnceLock<T>,
@@ -62,13 +62,13 @@ impl<T> OnceLock<T> {
     }
 }
 
-/// Locks a mutex. Poison is ignored, because a thread that panics under a lock leaves complete
+/// Locks a mutex. Poisoning is ignored, because a thread that panics under a lock leaves complete
 /// values behind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Locks a mutex if no other thread holds it. Poison is ignored, as in [`lock`].
+/// Locks a mutex if no other thread holds it. Poisoning is ignored, as in [`lock`].
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -77,8 +77,9 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Runs code of the application and contains its panic, because others have still to be told, or a value is being
-/// dropped. A panic that leaves a destructor ends the process if the value is dropped because of a panic.
+/// Runs code of the application and catches its panic. Callers need this if they still have to notify others, or
+/// if they are in a destructor. A panic that leaves a destructor aborts the process if the value is dropped
+/// during another panic.
 pub(crate) fn contained(run: impl FnOnce()) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
 }
@@ -97,16 +98,16 @@ pub(crate) fn panicking_waker() -> std::task::Waker {
     std::sync::Arc::new(Panics).into()
 }
 
-/// Answers a poll of a future that was ready before, or has panicked: nothing more will come. Only a caller that
-/// breaks the contract of futures polls like this, and no request can cause it.
+/// Answers a poll of a future that has already been ready or has panicked. The answer is always pending. Only a
+/// caller that breaks the contract of futures makes this poll, and no request can cause it.
 #[cold]
 pub(crate) fn polled_again<T>() -> Poll<T> {
     debug_assert!(false, "a future was polled again after it was ready");
     Poll::Pending
 }
 
-/// Waits a moment for another thread that holds a slot. Spins at first, then yields the processor,
-/// because that thread may have been preempted.
+/// Waits a moment for another thread that holds a slot. At first the wait spins. Later it yields the
+/// processor, because the other thread may have been preempted.
 #[derive(Default)]
 pub(crate) struct Backoff(u32);
 

@@ -1,7 +1,7 @@
 //! Instants in whole microseconds.
 //!
-//! Every time is an integer of this unit. Redis' `TIME` is in microseconds, and Lua's numbers hold
-//! integers exactly up to 2^53, which in microseconds since 1970 is in the year 2255.
+//! Every time is an integer number of microseconds. Redis' `TIME` is in microseconds. Lua's numbers
+//! hold integers exactly up to 2^53, which is an instant of the year 2255 in microseconds since 1970.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,24 +9,24 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The longest period of a quota: 366 days.
 pub(crate) const PERIOD_US_MAX: u64 = 366 * 86_400 * 1_000_000;
 
-/// The longest time in which a full bucket may drain, about 8.9 years. Also the longest time for
-/// its debt to drain.
+/// The longest time in which a full bucket may drain, about 8.9 years. This is also the longest time in
+/// which the bucket's debt may drain.
 pub(crate) const DRAIN_US_MAX: u64 = 1 << 48;
 
-/// The latest instant that a limiter accepts from a clock, in the year 2150. A later instant is
-/// read as this one.
+/// The latest instant that a limiter accepts from a clock, in the year 2150. A limiter replaces a later
+/// instant with this instant.
 pub(crate) const CLOCK_US_MAX: u64 = 5_680_281_600_000_000;
 
-/// The latest instant in any calculation: a full drain with all its debt after the latest clock
-/// reading. It is below 2^53, so a double holds it exactly.
+/// The latest instant in any calculation: the instant at which a bucket with its whole debt has drained
+/// after the latest clock reading. It is below 2^53, so a double holds it exactly.
 #[cfg(test)]
 pub(crate) const INSTANT_US_MAX: u64 = CLOCK_US_MAX + 2 * DRAIN_US_MAX;
 const _: () = assert!(CLOCK_US_MAX + 2 * DRAIN_US_MAX < 1 << 53);
 
 /// An instant of a [`Clock`](crate::clock::Clock), in whole microseconds since the Unix epoch.
 ///
-/// A clock may start anywhere, for example at zero. Windows that are aligned to the epoch then
-/// align to that zero.
+/// A clock may start at any instant, for example at zero. Windows that are aligned to the epoch are
+/// then aligned to the clock's zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
@@ -64,8 +64,8 @@ impl From<SystemTime> for Timestamp {
 }
 
 impl From<Timestamp> for SystemTime {
-    /// Returns the same instant of the calendar. An instant that the platform cannot represent becomes the
-    /// latest that limiters accept, in the year 2150.
+    /// Returns the instant as a `SystemTime`. An instant that the platform cannot represent becomes the
+    /// latest instant that limiters accept, in the year 2150.
     fn from(timestamp: Timestamp) -> Self {
         let at = |micros| UNIX_EPOCH.checked_add(Duration::from_micros(micros));
         at(timestamp.0).or_else(|| at(CLOCK_US_MAX)).unwrap_or(UNIX_EPOCH)
@@ -99,8 +99,8 @@ impl fmt::Display for Humane {
     }
 }
 
-/// Prints an instant of the calendar in UTC, such as `2025-01-01T00:00:00Z`, rounded down to seconds. A later
-/// instant than limiters accept is printed as the latest one, in the year 2150.
+/// Prints an instant of the calendar in UTC, such as `2025-01-01T00:00:00Z`, rounded down to seconds. An
+/// instant after the latest that limiters accept, in the year 2150, is printed as this latest instant.
 #[cfg(any(feature = "status", feature = "_redis", feature = "tokio", test))]
 pub(crate) struct Utc(pub(crate) Timestamp);
 
@@ -122,7 +122,8 @@ pub(crate) fn micros_floor(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Returns a duration in microseconds if it is a whole number of them and fits.
+/// Returns a duration in microseconds. Returns `None` if the duration is not a whole number of
+/// microseconds, or is too long for a `u64`.
 pub(crate) fn micros_exact(duration: Duration) -> Option<u64> {
     if duration.subsec_nanos() % 1_000 != 0 {
         return None;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The wait until the same charge or request could pass, if nothing else is charged.
+/// The wait until a refused charge or request could pass, if nothing else is charged meanwhile.
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,24 +20,24 @@ use std::time::Duration;
 /// ```
 ///
 /// The greatest of several waits is the wait for all of them. [`Never`](Self::Never) is above every
-/// duration. A known duration is above [`Unknown`](Self::Unknown), because at least that wait is
-/// certain.
+/// duration. A known duration is above [`Unknown`](Self::Unknown), because the caller certainly has to
+/// wait for at least this duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Wait {
-    /// It passes now.
+    /// The charge or request passes now.
     #[default]
     None,
-    /// It does not pass now, and the limiter does not know when it will.
+    /// The charge or request does not pass now, and the limiter does not know when it will pass.
     Unknown,
-    /// It passes after this time.
+    /// The charge or request can pass after this time.
     After(Duration),
-    /// It never passes, because it costs more than the capacity.
+    /// The charge or request never passes, because it costs more than the capacity.
     Never,
 }
 
 impl Wait {
-    /// Returns the time of [`After`](Self::After), or `None` for the others.
+    /// Returns the time of [`After`](Self::After), or `None` for the other variants.
     #[must_use]
     pub fn duration(self) -> Option<Duration> {
         match self {

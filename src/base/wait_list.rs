@@ -1,9 +1,9 @@
-//! Waiters in the order of their turns, each with its task to wake, the instant of its timer, and
-//! what the line knows of it.
+//! Waiters in the order of their turns. Each has the waker of its task, the instant of its timer, and
+//! data of the line that uses the list.
 //!
 //! All lines of the crate use this list: departures of leaky queues, lines that ask again, lines for
 //! places, bodies that wait for their pace, and the lines of a client. The lines differ in the event
-//! that lets the first waiter go.
+//! after which the first waiter may go.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
@@ -12,20 +12,20 @@ use std::task::Waker;
 use super::wakers::Wakers;
 
 /// The number of foremost waiters whose timers are set to the instants at which they may go. If the
-/// task of the first waiter does not run, the task of another one moves the line on.
+/// task of the first waiter does not run, the task of another foremost waiter moves the line on.
 pub(crate) const FOREMOST: usize = 8;
 
-/// A map with more capacity than this is shrunk when it has few lines.
+/// A map of lines with more capacity than this number is shrunk when it holds few lines.
 pub(crate) const SPARE: usize = 64;
 
-/// The waiters of one line, by their turns.
+/// The waiters of one line, ordered by turn.
 #[derive(Debug)]
 pub(crate) struct WaitList<T>(BTreeMap<u64, Waiter<T>>);
 
 #[derive(Debug)]
 struct Waiter<T> {
     own: T,
-    /// The instant that its timer is set to, in microseconds.
+    /// The instant to which the waiter's timer is set, in microseconds.
     armed_us: u64,
     waker: Option<Waker>,
 }
@@ -55,38 +55,38 @@ impl<T> WaitList<T> {
         self.0.contains_key(&turn)
     }
 
-    /// Returns what the line knows of a waiter, to be changed.
+    /// Returns the line's data about a waiter, for a change.
     pub(crate) fn get_mut(&mut self, turn: u64) -> Option<&mut T> {
         self.0.get_mut(&turn).map(|waiter| &mut waiter.own)
     }
 
-    /// Returns the first waiter and its turn.
+    /// Returns the turn of the first waiter, and the line's data about it.
     pub(crate) fn first(&self) -> Option<(u64, &T)> {
         self.0.first_key_value().map(|(turn, waiter)| (*turn, &waiter.own))
     }
 
-    /// Returns the first waiter, to be changed.
+    /// Returns the line's data about the first waiter, for a change.
     pub(crate) fn first_mut(&mut self) -> Option<&mut T> {
         self.0.values_mut().next().map(|waiter| &mut waiter.own)
     }
 
-    /// Returns the foremost waiters in their order.
+    /// Returns the line's data about the foremost waiters, in their order.
     pub(crate) fn foremost(&self) -> impl Iterator<Item = &T> {
         self.0.values().take(FOREMOST).map(|waiter| &waiter.own)
     }
 
-    /// Returns the number of waiters before this one, if it is among the foremost.
+    /// Returns the number of waiters before this waiter, or `None` if it is not among the foremost.
     pub(crate) fn position(&self, turn: u64) -> Option<usize> {
         self.0.keys().take(FOREMOST).position(|foremost| *foremost == turn)
     }
 
-    /// Returns the instant that a waiter's timer is set to.
+    /// Returns the instant to which a waiter's timer is set, in microseconds.
     pub(crate) fn armed_us(&self, turn: u64) -> Option<u64> {
         self.0.get(&turn).map(|waiter| waiter.armed_us)
     }
 
-    /// Notes that a waiter sleeps until an instant, or until this waker wakes it. Its earlier waker is
-    /// dropped with `wakers`.
+    /// Records that a waiter sleeps until `until_us`, or until `waker` wakes it. The waiter's previous
+    /// waker is added to `wakers`, to be dropped.
     pub(crate) fn sleep(&mut self, turn: u64, until_us: u64, waker: Waker, wakers: &mut Wakers) {
         match self.0.get_mut(&turn) {
             Some(waiter) => {
@@ -97,7 +97,7 @@ impl<T> WaitList<T> {
         }
     }
 
-    /// Notes the instant that a waiter's timer is set to.
+    /// Records the instant to which a waiter's timer is set.
     pub(crate) fn arm(&mut self, turn: u64, until_us: u64) {
         if let Some(waiter) = self.0.get_mut(&turn) {
             waiter.armed_us = until_us;
@@ -118,13 +118,13 @@ impl<T> WaitList<T> {
         Some(waiter.own)
     }
 
-    /// Wakes the first waiter, which stays in the line.
+    /// Wakes the first waiter. It stays in the line.
     pub(crate) fn wake_first(&mut self, wakers: &mut Wakers) {
         wakers.to_wake.extend(self.0.values_mut().next().and_then(|waiter| waiter.waker.take()));
     }
 
-    /// Wakes the foremost waiters whose timers are set too late. `until_us` returns the instant at
-    /// which a waiter may go, by its position, or `None` if it need not be woken.
+    /// Wakes the foremost waiters whose timers are set too late. `until_us` gets a waiter's position
+    /// and returns the instant at which the waiter may go, or `None` if the waiter need not be woken.
     pub(crate) fn wake_foremost(&mut self, mut until_us: impl FnMut(usize, &T) -> Option<u64>, wakers: &mut Wakers) {
         for (position, waiter) in self.0.values_mut().take(FOREMOST).enumerate() {
             if until_us(position, &waiter.own).is_some_and(|until_us| waiter.armed_us > until_us) {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::base::sync::contained;
 
 /// Wakers that were taken out of a line. Waking or dropping a waker runs the application's code, which may drop another
-/// waiting request and so lock the line again. Both are therefore done after the lock is released.
+/// waiting request and thereby lock the line again. So wakers are woken and dropped after the lock is released.
 #[derive(Default)]
 pub(crate) struct Wakers {
     pub(crate) to_wake: SmallVec<[Waker; 2]>,
@@ -15,7 +15,7 @@ pub(crate) struct Wakers {
 }
 
 impl Wakers {
-    /// Wakes and drops each waker. A waker that panics does not keep the others from being woken.
+    /// Wakes and drops each waker. If one waker panics, the other wakers are still woken.
     pub(crate) fn release(self) {
         self.to_wake.into_iter().for_each(|waker| contained(|| waker.wake()));
         self.to_drop.into_iter().for_each(|waker| contained(|| drop(waker)));

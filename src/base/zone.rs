@@ -1,24 +1,24 @@
 //! Time zones: how far the local time of a place is from UTC.
 //!
-//! UTC needs no data. Other zones come with the feature `time-zones`. A zone is looked up once, where it is
-//! configured, and its data stays in memory: there are a few hundred zones, and no input can name more.
+//! UTC needs no data. Other zones come with the feature `time-zones`. A zone is looked up once, when it is
+//! configured, and its data stays in memory. There are only a few hundred zones.
 
 use std::hash::{Hash, Hasher};
 
 /// The seconds of a day.
 pub(crate) const DAY_S: i64 = 86_400;
 
-/// A time zone. It is one word, and equal for every spelling of its name.
+/// A time zone. The value is one word. Two zones are equal if their names differ only in spelling.
 #[derive(Clone, Copy)]
 pub(crate) struct Zone(ZoneData);
 
-/// The reason why there is no zone of a name.
+/// The reason why no zone with a given name was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UnknownZone {
-    /// The crate was built without zones.
+    /// The crate was built without the feature `time-zones`.
     #[cfg_attr(feature = "time-zones", expect(dead_code, reason = "it was built with them"))]
     NotBuilt,
-    /// The database has no zone of this name, or none that could be read.
+    /// The database has no zone with this name, or the zone could not be read.
     #[cfg_attr(not(feature = "time-zones"), expect(dead_code, reason = "there is no database"))]
     NotFound,
 }
@@ -26,18 +26,18 @@ pub(crate) enum UnknownZone {
 impl Zone {
     pub(crate) const UTC: Self = Self(ZoneData::UTC);
 
-    /// Returns the zone of this name, in any case.
+    /// Returns the zone with this name. Upper and lower case are the same.
     pub(crate) fn named(name: &str) -> Result<Self, UnknownZone> {
         let is_utc = ["utc", "z", "etc/utc"].iter().any(|utc| name.eq_ignore_ascii_case(utc));
         if is_utc { Ok(Self::UTC) } else { ZoneData::named(name).map(Self) }
     }
 
-    /// Returns the name as the database has it.
+    /// Returns the name of the zone, as the database spells it.
     pub(crate) fn name(self) -> &'static str {
         self.0.name()
     }
 
-    /// Returns a number that no other zone has. Valid in this process only.
+    /// Returns the number of the zone, which no other zone in this process has.
     pub(crate) fn number(self) -> u16 {
         self.0.number()
     }
@@ -51,12 +51,13 @@ impl Zone {
         self.number() == 0
     }
 
-    /// Returns the seconds from UTC to the local time at an instant.
+    /// Returns by how many seconds the local time is ahead of UTC at an instant.
     pub(crate) fn offset_s(self, at_s: i64) -> i64 {
         self.0.offset_s(at_s)
     }
 
-    /// Returns the first instant in a range at which the offset differs from that at the range's beginning.
+    /// Returns the first instant in a range at which the offset differs from the offset at the beginning of
+    /// the range.
     #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "only the times of rules need this function"))]
     pub(crate) fn change_of_offset(self, from_s: i64, to_s: i64) -> Option<i64> {
         let offset = self.offset_s(from_s);
@@ -75,9 +76,9 @@ impl Zone {
         Some(after)
     }
 
-    /// Returns the first instant at which the local date is this day or a later one, both in seconds and days since
-    /// 1970. That is the midnight that begins the day. If the midnight does not exist, it is the day's first instant,
-    /// and if it happens twice, the first one.
+    /// Returns the first instant at which the local date is `day` or later. The instant is in seconds since 1970, and
+    /// `day` in days. The instant is the midnight that begins the day. If this midnight does not exist, the instant
+    /// is the first of the day. If this midnight happens twice, the instant is the first of the two.
     pub(crate) fn begin_of_day(self, day: i64) -> i64 {
         let midnight = day * DAY_S; // as if the zone were UTC
         if self.is_utc() {
@@ -190,19 +191,21 @@ mod with {
         zone: TimeZone,
     }
 
-    /// Names that a database may have besides those of places. The first two mean another zone on each machine, and the
-    /// others mean no zone.
+    /// Names in a database that are not names of places. The first two stand for a different zone on each machine, and
+    /// the other names stand for no zone.
     const NO_PLACES: [&str; 4] = ["localtime", "posixrules", "Factory", "Etc/Unknown"];
 
     static BUILT_IN: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
-    /// The zones that were looked up, each once. The number of a zone is its place, counted from 1.
+    /// Each zone that was looked up, once. The number of a zone is its position in this list, counted
+    /// from 1.
     static KNOWN: Mutex<Vec<&'static ZoneEntry>> = Mutex::new(Vec::new());
 
     impl KnownZone {
         pub(super) const UTC: Self = Self(None);
 
-        /// A zone that was named once stays known, with the data of that time, whatever becomes of the database.
+        /// Returns the zone with this name. After its first use, a zone keeps the data that it was read with,
+        /// even if the database changes.
         pub(super) fn named(name: &str) -> Result<Self, UnknownZone> {
             if NO_PLACES.iter().any(|other| name.eq_ignore_ascii_case(other)) {
                 return Err(UnknownZone::NotFound);

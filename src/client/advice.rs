@@ -14,13 +14,13 @@ use crate::base::wait::Wait;
 use super::grpc;
 use super::times::{LONGEST, beyond, decimal, duration_of, from_now};
 
-/// The maximum number of policies that are kept of a response.
+/// The maximum number of policies of a response that an [`Advice`] keeps.
 const POLICIES_MAX: usize = 16;
 
 /// The maximum number of bytes of a name, a unit or a partition.
 const NAME_MAX: usize = 256;
 
-/// The advice of a response's headers about quotas and waits.
+/// The advice in a response's headers about quotas and waits.
 ///
 /// The [module's documentation](crate::client) lists the headers, and how their values are read.
 ///
@@ -40,7 +40,7 @@ pub struct Advice {
     forbids_retry: bool,
 }
 
-/// The advice of a response about one quota. A field that the response does not state is `None`.
+/// The advice in a response about one quota. A field that the response does not state is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyAdvice {
     name: Option<Box<str>>,
@@ -53,11 +53,11 @@ pub struct PolicyAdvice {
 }
 
 impl Advice {
-    /// Reads the headers of a response that came at `now`. A gRPC client reads trailers in the same
-    /// way. Waits in bodies are not read.
+    /// Reads the headers of a response that arrived at `now`. A gRPC client can also pass trailers to
+    /// this function. It does not read waits in bodies.
     ///
-    /// It never fails: what cannot be read is unknown. It takes time in proportion to the size of
-    /// the headers, and keeps at most 16 policies.
+    /// The function never fails: a value that cannot be read is unknown. Its running time is
+    /// proportional to the size of the headers, and the advice holds at most 16 policies.
     #[must_use]
     pub fn read(headers: &HeaderMap, now: SystemTime) -> Self {
         let date = headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
@@ -80,16 +80,15 @@ impl Advice {
         &self.policies
     }
 
-    /// Returns how long the server asks the client to wait before it retries this request: the
-    /// longest of `Retry-After`, its relatives, and gRPC's pushback and `RetryInfo`. At most 366
-    /// days.
+    /// Returns how long the server asks the client to wait before it retries this request: the longest
+    /// wait in `Retry-After`, similar headers, and gRPC's pushback and `RetryInfo`. At most 366 days.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
     /// Returns whether a gRPC server asks the client not to retry this request:
-    /// `grpc-retry-pushback-ms` is negative, comes twice, or cannot be read.
+    /// `grpc-retry-pushback-ms` is negative, occurs twice, or cannot be read.
     #[must_use]
     pub fn forbids_retry(&self) -> bool {
         self.forbids_retry
@@ -97,20 +96,22 @@ impl Advice {
 
     /// Returns how long the client has to wait before its next request can pass: at most 366 days.
     ///
-    /// [`Wait::None`] if no header says that it has to wait, and [`Wait::Unknown`] if a policy is
-    /// exhausted and no header says for how long. It is never [`Wait::Never`]: another request, of a
-    /// smaller cost, may pass even if this one [never does](Self::forbids_retry).
+    /// Returns [`Wait::None`] if no header says that the client has to wait. Returns [`Wait::Unknown`]
+    /// if a policy is exhausted and no header says for how long. Never returns [`Wait::Never`], because
+    /// another request with a smaller cost may pass even if the server [forbids a
+    /// retry](Self::forbids_retry) of this request.
     ///
-    /// * [`retry_after`](Self::retry_after) takes precedence, as the drafts demand, because a reset
-    ///   may be the time until the quota is full.
-    /// * Otherwise it is the latest reset of the [exhausted](PolicyAdvice::is_exhausted) policies. If the server
-    ///   reports when the quota is full, as OpenAI does, that is later than when the next request can pass.
+    /// * [`retry_after`](Self::retry_after) takes precedence, as the drafts require, because a reset
+    ///   may be the time until the quota is full again.
+    /// * Otherwise the wait ends at the latest reset of the [exhausted](PolicyAdvice::is_exhausted) policies. If
+    ///   the server reports when the quota is full again, as OpenAI does, the wait is longer than the next
+    ///   request needs.
     /// * A wait of zero counts as no wait.
     ///
     /// The wait may be as long as 366 days, the longest period of a quota. Cap it before you wait.
     ///
-    /// A wait in the response's body is not read. One in gRPC's trailers is, if you give them to
-    /// [`read`](Self::read).
+    /// A wait in the response's body is not read. A wait in gRPC's trailers is read if you pass the
+    /// trailers to [`read`](Self::read).
     #[must_use]
     pub fn wait(&self) -> Wait {
         let is_open = |policy: &PolicyAdvice| policy.is_exhausted() && policy.until_reset.is_none();
@@ -156,23 +157,23 @@ impl PolicyAdvice {
 
     /// Returns the time from now until the quota resets, at most 366 days.
     ///
-    /// The meaning depends on the server. In draft 11 it is the effective window: the client may
-    /// use what remains within it. Elsewhere it is the time until the quota is full again, or until
-    /// the next unit.
+    /// The meaning depends on the server. In draft 11 it is the effective window, within which the
+    /// client may use the remaining units. Other servers report the time until the quota is full again,
+    /// or until the next unit is free.
     #[must_use]
     pub fn until_reset(&self) -> Option<Duration> {
         self.until_reset
     }
 
-    /// Returns the quota's unit, such as `requests`, `tokens` or `content-bytes`. It is usually
-    /// `requests` if the response does not say.
+    /// Returns the quota's unit, such as `requests`, `tokens` or `content-bytes`. If the response does
+    /// not name the unit, it is usually `requests`.
     #[must_use]
     pub fn unit(&self) -> Option<&str> {
         self.unit.as_deref()
     }
 
-    /// Returns the part of the clients that shares the quota: the drafts' `pk`, decoded, or the
-    /// value of a `-Scope` header.
+    /// Returns the partition: the name of the group of clients that share the quota. It is the decoded
+    /// `pk` of the drafts, or the value of a `-Scope` header.
     #[must_use]
     pub fn partition(&self) -> Option<&[u8]> {
         self.partition.as_deref()
@@ -184,12 +185,12 @@ impl PolicyAdvice {
         self.remaining == Some(0)
     }
 
-    /// Returns whether any number is known. Otherwise this is no policy.
+    /// Returns whether any number of the policy is known. A policy without a known number is dropped.
     fn is_known(&self) -> bool {
         self.limit.is_some() || self.remaining.is_some() || self.until_reset.is_some()
     }
 
-    /// Adds what an item of the drafts' lists says.
+    /// Adds the values of an item in one of the drafts' lists.
     fn add(&mut self, list: List, item: &ListMember<'_>) {
         let seconds = item.seconds.map(Duration::from_secs).filter(|time| *time <= LONGEST);
         if list == List::Limits {
@@ -214,7 +215,7 @@ impl PolicyAdvice {
     }
 }
 
-/// An item of a list, with the prefix of its header's name.
+/// Items of lists, each with the prefix of its header's name.
 type PrefixedMember<'a> = SmallVec<[(&'a str, ListMember<'a>); 4]>;
 
 /// The lists of the drafts.
@@ -235,7 +236,7 @@ struct SingleHeaders<'a> {
 
 struct AdviceReader<'a> {
     headers: &'a HeaderMap,
-    /// The server's time, if it is known.
+    /// The server's time from `Date` if it is known, and otherwise the client's time.
     now: SystemTime,
     is_cached: bool,
     advice: Advice,
@@ -243,8 +244,8 @@ struct AdviceReader<'a> {
     groups: SmallVec<[SingleHeaders<'a>; 2]>,
 }
 
-/// Returns the time that a value of `Retry-After` means. A proxy may have joined several values with commas: then it is
-/// the longest. A date of HTTP has a comma of its own.
+/// Returns the wait that a value of `Retry-After` stands for. If a proxy has joined several values with commas, returns
+/// the longest wait. A date of HTTP contains a comma itself.
 fn longest(value: &str, now: SystemTime) -> Option<Duration> {
     let time = |value: &str| from_now(value, now).or_else(|| beyond(value));
     time(value).or_else(|| {
@@ -285,18 +286,18 @@ impl<'a> AdviceReader<'a> {
         }
     }
 
-    /// Returns the longest wait of a header in seconds or dates.
+    /// Returns the longest wait in the values of a header that has seconds or dates.
     fn longest(&self, name: &str) -> Option<Duration> {
         self.texts(name).filter_map(|value| longest(value, self.now)).max()
     }
 
-    /// Returns the longest wait of a header in milliseconds.
+    /// Returns the longest wait in the values of a header that has milliseconds.
     fn millis(&self, name: &str) -> Option<Duration> {
         let time = |value: &str| Some(duration_of(decimal(value.trim())?.div_ceil(1_000)));
         self.texts(name).filter_map(|value| time(value).or_else(|| beyond(value))).max()
     }
 
-    /// Takes a wait. The longest counts.
+    /// Adds a wait. The longest wait counts.
     fn wait(&mut self, wait: Option<Duration>) {
         self.advice.retry_after = self.advice.retry_after.max(wait.map(|wait| wait.min(LONGEST)));
     }
@@ -325,7 +326,7 @@ impl<'a> AdviceReader<'a> {
         }
     }
 
-    /// Reads a list. Returns whether the header is one.
+    /// Reads a header as a list of this kind. Returns whether the header is such a list.
     fn list(&mut self, list: List, name: &'a str, prefix: &'a str) -> bool {
         let mut items = PrefixedMember::new();
         let each = |item| {
@@ -347,7 +348,7 @@ impl<'a> AdviceReader<'a> {
         is_list
     }
 
-    /// Returns the index of a group's headers, or `None` if there are too many groups.
+    /// Returns the index of a group of headers in `groups`, or `None` if there are too many groups.
     fn group(&mut self, group: Group<'a>) -> Option<usize> {
         let known = self.groups.iter().position(|single| single.group == group);
         if known.is_none() && self.groups.len() < POLICIES_MAX {
@@ -367,7 +368,7 @@ impl<'a> AdviceReader<'a> {
         self.headers.get_all(name).into_iter().map(|value| value.as_bytes())
     }
 
-    /// Returns the values that are visible ASCII.
+    /// Returns the values of a header that are visible ASCII.
     fn texts(&self, name: &str) -> impl Iterator<Item = &'a str> + use<'a> {
         self.headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok())
     }
@@ -419,7 +420,7 @@ impl<'a> AdviceReader<'a> {
 }
 
 impl SingleHeaders<'_> {
-    /// Takes the value of a header. If a header comes twice, the stricter value counts.
+    /// Adds the value of a header. If a header occurs twice, the stricter value counts.
     fn add(&mut self, word: Word, value: &str, now: SystemTime) {
         let policy = &mut self.policy;
         let stricter = |known: Option<u64>, value: Option<u64>| known.into_iter().chain(value).min();
@@ -463,7 +464,7 @@ impl SingleHeaders<'_> {
     }
 }
 
-/// Returns the first number of a list, multiplied by 10^9. Its parameters do not count.
+/// Returns the first number of a list, multiplied by 10^9. Parameters of the number are ignored.
 fn first(value: &str) -> Option<u128> {
     decimal(value.split([',', ';']).next()?.trim())
 }
@@ -478,7 +479,8 @@ fn ceil(value: &str) -> Option<u64> {
     u64::try_from(first(value)?.div_ceil(NANOS)).ok()
 }
 
-/// Returns a limit. A fraction is not a limit: AWS reports a rate, such as 0.5 requests a second.
+/// Returns a limit. A fraction is not a limit but a rate, such as the 0.5 requests per second that AWS
+/// reports.
 fn whole(value: &str) -> Option<u64> {
     first(value).filter(|n| n % NANOS == 0).and_then(|n| u64::try_from(n / NANOS).ok())
 }
@@ -491,7 +493,7 @@ fn text(value: &str) -> Option<Box<str>> {
     is_short(value.as_bytes()).then(|| value.into())
 }
 
-/// Returns the text of a string of RFC 9651, in which two bytes can stand for one.
+/// Returns the text of a string of RFC 9651. An escaped character of the string has two bytes.
 fn string(string: &[u8]) -> Option<Box<str>> {
     Some(string).filter(|string| string.len() <= 2 * NAME_MAX + 2).and_then(|string| text(&fields::unquoted(string)))
 }

@@ -1,5 +1,5 @@
-//! gRPC's waits: `grpc-retry-pushback-ms` of its proposal A6, and the `RetryInfo` in
-//! `grpc-status-details-bin`.
+//! The waits that gRPC servers report: `grpc-retry-pushback-ms` of gRPC's proposal A6, and the
+//! `RetryInfo` in `grpc-status-details-bin`.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 /// The maximum number of bytes of encoded details that are read. gRPC's clients allow 8 KiB for all headers.
 const DETAILS_MAX: usize = 16 * 1024;
 
-/// The base64 of RFC 4648, read with or without padding and with any padding bits, as RFC 9651 and gRPC's HTTP/2
-/// mapping ask.
+/// The decoder for base64 (RFC 4648). It accepts input with or without padding and with any padding bits, as RFC
+/// 9651 and gRPC's HTTP/2 mapping require.
 pub(super) const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new()
@@ -19,8 +19,8 @@ pub(super) const BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Returns the wait of `grpc-retry-pushback-ms`. Returns `None` if the client must not retry: the
-/// value is negative or cannot be read.
+/// Returns the wait of `grpc-retry-pushback-ms`. Returns `None` if the value is negative or cannot be
+/// read, which means that the client must not retry.
 pub(super) fn pushback(value: &str) -> Option<Duration> {
     let millis: i32 = value.trim().parse().ok()?;
     Some(Duration::from_millis(u64::try_from(millis).ok()?))
@@ -47,7 +47,8 @@ pub(super) fn retry_delay(encoded: &[u8]) -> Option<Duration> {
     delays.filter_map(duration).max()
 }
 
-/// Parses `Duration { int64 seconds = 1; int32 nanos = 2 }`. Returns `None` if it is negative.
+/// Parses `Duration { int64 seconds = 1; int32 nanos = 2 }`. Returns `None` if the duration is negative
+/// or invalid.
 fn duration(message: &[u8]) -> Option<Duration> {
     let integer = |number| MessageRest(message).filter_map(|field| field.integer(number)).last().unwrap_or(0);
     let seconds = i64::try_from(integer(1)).ok()?; // a negative one has the highest bit
@@ -55,7 +56,8 @@ fn duration(message: &[u8]) -> Option<Duration> {
     Some(Duration::new(u64::try_from(seconds).ok()?, nanos))
 }
 
-/// The rest of a Protocol Buffers message. It ends at the first field that cannot be read.
+/// The part of a Protocol Buffers message that has still to be read. The iterator ends at the first
+/// field that cannot be read.
 struct MessageRest<'a>(&'a [u8]);
 
 /// A field of a message.
@@ -67,7 +69,7 @@ struct Field<'a> {
 enum FieldValue<'a> {
     Integer(u64),
     Bytes(&'a [u8]),
-    /// A number of fixed width. None of these messages has such a field.
+    /// A number of fixed width. The messages that are read here have no such field.
     Fixed,
 }
 

@@ -1,4 +1,4 @@
-//! For clients (feature `client`): what a response says about quotas and waits.
+//! For clients (feature `client`): reads what a response says about quotas and waits.
 //!
 //! [`Advice::read`] reads the headers of a response of any server: the `RateLimit` headers of the IETF's drafts, the
 //! `X-RateLimit` headers of many vendors, `Retry-After`, and gRPC's equivalents.
@@ -39,25 +39,27 @@
 //! | `X-Shopify-Shop-Api-Call-Limit: 32/40` | used and limit |
 //! | `Retry-After`, `…-RateLimit-Retry-After`, `Retry-After-Ms`, `X-Ms-Retry-After-Ms`, `grpc-retry-pushback-ms`, `RetryInfo` in `grpc-status-details-bin` | [`Advice::retry_after`]: the longest of them |
 //!
-//! * Each format that a response has is read. So a quota may be listed twice.
-//! * In `RateLimit` of drafts 08 to 11, this crate's own parameter `tower-r` is a smaller `r`, and
+//! * All formats in a response are read. So a quota may be listed twice.
+//! * In `RateLimit` of drafts 08 to 11, this crate's own parameter `tower-r` replaces a larger `r`, and
 //!   `tower-ms` is `t` in milliseconds.
-//! * If a single-valued header comes twice, the stricter value counts: the smallest limit and
-//!   remainder, and the latest reset. A list of numbers counts as its first.
-//! * A `Retry-After` that is the wait of `Retry-After-Ms` rounded up to a second does not count beside it.
-//! * A `Retry-After` that a proxy has joined of several, such as `1, 2`, counts as the longest of them. A malformed
-//!   value is ignored. If a refusal has no other value, the client waits as if the refusal named no time.
-//! * Only headers are read, and trailers that the program hands to [`Advice::read`]. The program has to read
-//!   waits in bodies, such as Telegram's `retry_after`, or in gRPC's trailers after messages.
-//!   [`ObeyLayer::pause`] takes them.
-//! * Structured fields follow RFC 9651. A malformed header is ignored as a whole, as the drafts demand.
-//! * If the response has an `Age` above 0, it comes from a cache. Then only waits are read, and no
-//!   policies, as the drafts recommend.
+//! * If a header with a single value occurs twice, the stricter value counts: the smallest limit, the
+//!   smallest remainder, and the latest reset. If the value is a list of numbers, the first number
+//!   counts.
+//! * A `Retry-After` is ignored if it is only the wait of `Retry-After-Ms`, rounded up to a second.
+//! * If a proxy has joined several values of `Retry-After`, as in `1, 2`, the longest counts. A malformed value is
+//!   ignored. If a refusal has no other value, the client waits as if the refusal named no time.
+//! * [`Advice::read`] reads only headers, and trailers that the program passes to it. The program itself has
+//!   to read waits in bodies, such as Telegram's `retry_after`, and waits in gRPC's trailers after messages.
+//!   It can pass these waits to [`ObeyLayer::pause`].
+//! * Structured fields follow RFC 9651. A malformed header is ignored as a whole, as the drafts
+//!   require.
+//! * A response with an `Age` above 0 comes from a cache. From such a response only waits are read, and
+//!   no policies, as the drafts recommend.
 //!
 //! # What a time means
 //!
-//! Servers write resets in many ways, and do not say which. This table decides, for resets and for
-//! `Retry-After`:
+//! Servers write resets in many formats, and do not name the format. Resets and `Retry-After` are read
+//! according to this table:
 //!
 //! | value | read as | used by |
 //! |---|---|---|
@@ -68,23 +70,24 @@
 //! | `2024-01-16T16:00:02Z`, also with an offset or without seconds | a date of RFC 3339 | Anthropic, Vimeo, Atlassian |
 //! | `Tue, 16 Jan 2024 16:00:02 GMT` | a date of HTTP | `Retry-After`, GitLab's `-ResetTime` |
 //!
-//! * A wait of 10^9 seconds would be 31 years, and a date of 10^9 seconds was in 2001. So the first
-//!   two rows cannot be confused.
+//! * The first two rows cannot be confused, because a wait of 10^9 seconds would be 31 years, and 10^9
+//!   seconds after 1970 was in 2001.
 //! * In the structured fields (drafts 08 to 11, and 07's dictionary), times are always seconds from
 //!   now.
-//! * Dates are measured against the response's own `Date`, because the clocks of server and client
-//!   differ, and otherwise against the client's clock. A date in the past is a time of zero.
-//! * All times round up. Nothing is longer than 366 days, the longest period of a quota: a longer
+//! * The time until a date is measured from the response's own `Date`, because the clocks of server and
+//!   client differ. Without a `Date` it is measured from the client's time. A date in the past is read
+//!   as a time of zero.
+//! * All times round up. No time is longer than 366 days, the longest period of a quota. A longer
 //!   `Retry-After` is read as 366 days, and a longer reset or window is unknown.
-//! * A date of more than 366 days ago is unknown. In `Retry-After` a number that would be such a
-//!   date, or that has more than 15 digits, is read as 366 days, because its standard defines it as
-//!   seconds.
+//! * A date more than 366 days ago is unknown. In `Retry-After`, a number that would be such a date, or
+//!   that has more than 15 digits, is read as 366 days, because the standard of `Retry-After` defines
+//!   numbers as seconds.
 //!
 //! # Hostile servers
 //!
-//! A value that cannot be read is unknown, never an error or a panic. Reading takes time in
-//! proportion to the size of the headers. At most 16 policies of a response are kept, and names and
-//! partitions of at most 256 bytes, so an [`Advice`] has less than 20 KiB.
+//! A value that cannot be read is unknown, never an error or a panic. The running time is proportional
+//! to the size of the headers. An [`Advice`] keeps at most 16 policies of a response, with names and
+//! partitions of at most 256 bytes. So it has less than 20 KiB.
 //!
 //! # What a policy's numbers mean
 //!
@@ -95,21 +98,20 @@
 //! | the sustained rate | [`limit`](PolicyAdvice::limit) per [`window`](PolicyAdvice::window) |
 //! | until when it is left | [`until_reset`](PolicyAdvice::until_reset) |
 //!
-//! * Everything can be unknown. Few servers send all of it.
+//! * Everything can be unknown. Few servers send all of these numbers.
 //! * A quota may be listed twice, because many servers send two formats.
-//! * Servers differ in what a reset is. For drafts 08 to 11 it is the time within which the client may
-//!   use what is left. For OpenAI and many others it is the time until the quota is full again, which
-//!   is longer than the wait for one request.
+//! * The meaning of a reset depends on the server. In drafts 08 to 11 it is the time within which the
+//!   client may use the remaining units. OpenAI and many other servers report the time until the quota
+//!   is full again, which is longer than the wait for one request.
 //!
 //! # Limits of the reading
 //!
-//! * A server that sends a reset in milliseconds from now is misread by a factor of 1,000, because
-//!   such a number looks like seconds. Such servers are rare. The error makes the wait longer,
-//!   never shorter.
-//! * If the `Date` of a response is wrong but its reset is right, or the other way round, dates cannot
-//!   be measured. Resets in seconds do not depend on any clock.
-//! * Waits in bodies are not read, such as Telegram's `retry_after` or Google's `RetryInfo` in JSON. Nor are
-//!   gRPC's trailers. Read them in your program, and hand the wait over with
+//! * A reset in milliseconds from now is misread by a factor of 1,000, because such a number looks like
+//!   seconds. Servers that send such resets are rare. The error makes the wait longer, never shorter.
+//! * If the server's clock is wrong in only one of a response's `Date` and its reset, the time until
+//!   the reset is wrong too. Resets in seconds do not depend on any clock.
+//! * Waits in bodies are not read, such as Telegram's `retry_after` or Google's `RetryInfo` in JSON. Waits
+//!   in gRPC's trailers are not read either. Read these waits in your program, and pass them to
 //!   [`ObeyLayer::pause`](crate::client::ObeyLayer::pause).
 
 mod advice;

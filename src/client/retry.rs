@@ -1,4 +1,4 @@
-//! [`RetryAfter`]: a policy for Tower's retries.
+//! [`RetryAfter`]: a retry policy for Tower's retry layer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::times::LONGEST_WAIT;
 use crate::clock::{CalendarClock, Clock};
 use crate::clock::{Sleep, Timer};
 
-/// How many times a request is retried by default.
+/// The default for how many times a request is retried.
 const RETRIES: u32 = 3;
 
 /// A policy for [`tower::retry`] that retries refused requests after the time that the server names.
@@ -30,25 +30,28 @@ const RETRIES: u32 = 3;
 /// # drop(retrying);
 /// ```
 ///
-/// * It retries responses with 429 or 503 and gRPC calls that end with `RESOURCE_EXHAUSTED` or
-///   `UNAVAILABLE` before any message. It retries no errors of the service.
-/// * It retries idempotent methods: GET, HEAD, OPTIONS, TRACE, PUT, DELETE; see
-///   [`any_method`](Self::any_method).
-/// * The request's body has to be `Clone`, such as `Full<Bytes>` or `()`. The bodies of axum, hyper and tonic are not,
-///   because they may be streams. [Below](#grpc) is how to repeat a unary call of tonic.
-/// * It reads only the head of the response, and so no wait in its body or in gRPC's trailers after messages.
-/// * If the server names no time, it waits one second, then two, and so on up to 60. Each wait is
-///   lengthened by 0 to 10 percent at random.
-/// * It gives up at once, and hands on the response, if the wait is longer than
-///   [`max_wait`](Self::max_wait), after [`max_retries`](Self::max_retries), if the
-///   [budget](Self::budget) is used up, or if a gRPC server forbids it.
+/// * The policy retries requests whose response is 429 or 503, and gRPC calls that end with
+///   `RESOURCE_EXHAUSTED` or `UNAVAILABLE` before any message. It does not retry after an error of the
+///   service.
+/// * By default the policy retries only idempotent methods: GET, HEAD, OPTIONS, TRACE, PUT and DELETE.
+///   [`any_method`](Self::any_method) changes this.
+/// * The request's body has to be `Clone`, such as `Full<Bytes>` or `()`. The bodies of axum, hyper and tonic are not
+///   `Clone`, because they may be streams. [An example](#grpc) shows how to retry a unary call of tonic.
+/// * The policy reads only the head of the response. It does not read waits in the body, or in gRPC's
+///   trailers after messages.
+/// * If the server names no time, the request waits one second before the first retry, then two, and so
+///   on up to 60 seconds. Each wait is lengthened by 0 to 10 percent at random.
+/// * The policy gives up at once, and returns the response, if the wait is longer than
+///   [`max_wait`](Self::max_wait) or the request was retried [`max_retries`](Self::max_retries) times.
+///   It also gives up if the [budget](Self::budget) is used up, or if a gRPC server forbids a retry.
 ///
-/// An [`ObeyLayer`](super::ObeyLayer) inside makes the other requests of the origin wait as long.
+/// An [`ObeyLayer`](super::ObeyLayer) inside the retry layer makes the other requests to the origin
+/// wait too.
 ///
 /// # gRPC
 ///
-/// The body of a tonic client is no `Clone`, so collect it first. That suits unary calls, whose body is one message. A
-/// stream that a client sends cannot be sent again.
+/// The body of a tonic client's request is not `Clone`, so collect it first. This works for unary calls, whose body is
+/// one message. A stream from the client cannot be sent again.
 ///
 /// ```
 /// # #[cfg(all(feature = "tonic", feature = "tokio"))] {
@@ -112,7 +115,7 @@ pub struct RetryAfter {
 }
 
 impl RetryAfter {
-    /// Makes a policy whose retries wait with this timer.
+    /// Makes a policy whose retries wait with `timer`.
     #[must_use]
     pub fn new(timer: impl Timer + 'static) -> Self {
         Self {
@@ -127,7 +130,7 @@ impl RetryAfter {
         }
     }
 
-    /// Sets the longest wait before a retry, by default 5 minutes. If the server names a longer one,
+    /// Sets the longest wait before a retry, by default 5 minutes. If the server names a longer wait,
     /// the request is not retried.
     #[must_use]
     pub fn max_wait(mut self, max: Duration) -> Self {
@@ -142,8 +145,9 @@ impl RetryAfter {
         self
     }
 
-    /// Sets the budget of retries, which all clones share. By default it is Tower's [`TpsBudget`]: a
-    /// fifth of the requests of the last ten seconds, and ten per second.
+    /// Sets the budget of retries, which all clones share. By default it is Tower's [`TpsBudget`],
+    /// which allows as many retries as a fifth of the requests of the last ten seconds, and ten more
+    /// per second.
     #[must_use]
     pub fn budget(mut self, budget: impl Budget + Send + Sync + 'static) -> Self {
         self.budget = Arc::new(budget);
@@ -159,22 +163,22 @@ impl RetryAfter {
         self
     }
 
-    /// Sets the clock against which dates are measured in responses without a `Date`. By default it is
-    /// the calendar time of the operating system.
+    /// Sets the clock from which the time until a date is measured if the response has no `Date`. By
+    /// default it is the calendar time of the operating system.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Arc::new(clock);
         self
     }
 
-    /// Sets the seed of the random part of waits, for tests. By default it is random.
+    /// Sets the seed of the random part of waits, for tests. By default the seed is random.
     #[must_use]
     pub fn jitter_seed(mut self, seed: u64) -> Self {
         self.jitter = Arc::new(WaitJitter::seeded(seed));
         self
     }
 
-    /// Returns how long to wait before the retry, or `None` if there is none.
+    /// Returns how long to wait before the retry, or `None` if the request is not retried.
     fn wait<R>(&self, response: &Response<R>) -> Option<Duration> {
         let advice = Advice::read(response.headers(), self.clock.now().into());
         let heard = Heard::new(response.status(), response.headers(), &advice);

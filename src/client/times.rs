@@ -1,25 +1,25 @@
-//! Times in the many ways in which servers write them.
+//! Parsers for the formats in which servers write times.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::base::time::PERIOD_US_MAX;
 
-/// The longest time that is believed: the longest period of a quota.
+/// The longest time that is accepted from a server: the longest period of a quota.
 pub(super) const LONGEST: Duration = Duration::from_micros(PERIOD_US_MAX);
 
-/// The longest wait of a request by default.
+/// The default for the longest wait of a request.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 const NANOS: u128 = 1_000_000_000;
 
-/// Numbers from here on are seconds since 1970, if they are below [`EPOCH_MILLIS`].
+/// Numbers from this bound up to [`EPOCH_MILLIS`] are seconds since 1970.
 const EPOCH_SECONDS: u128 = 1_000_000_000 * NANOS;
 
-/// Numbers from here on are milliseconds since 1970.
+/// Numbers from this bound on are milliseconds since 1970.
 const EPOCH_MILLIS: u128 = 1_000_000_000_000 * NANOS;
 
-/// Returns the time from now that a value means, by the table in the documentation of
-/// [`client`](crate::client). It may be longer than [`LONGEST`].
+/// Returns the time from now for which a value stands, according to the table in the documentation of
+/// [`client`](crate::client). The time may be longer than [`LONGEST`].
 pub(super) fn from_now(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     // A text of more than 64 bytes is not a time, so the text is not passed to the parsers of other crates.
@@ -49,8 +49,9 @@ fn until(date: SystemTime, now: SystemTime) -> Option<Duration> {
     }
 }
 
-/// Returns the longest time if the value is an integer, however many digits it has. The standard defines
-/// `Retry-After` as seconds, so a number in it that [`from_now`] does not read is a long wait.
+/// Returns [`LONGEST`] if the value is an integer with any number of digits. The standard defines
+/// `Retry-After` as seconds. So a number in `Retry-After` that [`from_now`] does not read is a long
+/// wait.
 pub(super) fn beyond(value: &str) -> Option<Duration> {
     let value = value.trim();
     let is_integer = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
@@ -67,8 +68,8 @@ pub(super) fn duration_of(nanos: u128) -> Duration {
     Duration::new(seconds, u32::try_from(nanos % NANOS).unwrap_or(0))
 }
 
-/// Parses a number of up to 15 digits, with decimals or without, and multiplies it by 10^9, rounded
-/// up.
+/// Parses a number of up to 15 digits, with or without decimals. Returns the number multiplied by 10^9,
+/// rounded up.
 pub(super) fn decimal(text: &str) -> Option<u128> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
     let are_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -108,7 +109,8 @@ fn words(text: &str) -> Option<u128> {
     (!text.is_empty()).then_some(total)
 }
 
-/// Parses a date of RFC 3339. The seconds may be missing, and so may the offset, which is UTC then.
+/// Parses a date of RFC 3339. The seconds may be missing. The offset may be missing too, and the date
+/// is then in UTC.
 fn rfc3339(text: &str) -> Option<SystemTime> {
     let (date, time) = text.split_once(['T', 't', ' '])?;
     let (time, offset) = match time.find(['Z', 'z', '+', '-']) {

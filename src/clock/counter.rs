@@ -1,4 +1,5 @@
-//! The time between two answers of the operating system, from the processor's time stamp counter.
+//! Measures the time between two answers of the operating system with the processor's time stamp
+//! counter.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,35 +7,35 @@ use quanta::Clock;
 
 use crate::base::sync::{Mutex, try_lock};
 
-/// The time for which the counter is trusted after an answer.
+/// For how many microseconds after an answer of the operating system the counter is trusted.
 const TRUSTED_US: u64 = 1_000;
 
-/// While another thread asks, the counter is trusted for this many times as long.
+/// While another thread asks the operating system, the counter is trusted for this many times as long.
 const PATIENCE: u64 = 16;
 
-/// Between answers the clock is slower than the counter by one part in this many. That is more than the error of the
-/// rate. So the next answer seldom is earlier than the clock.
+/// Between two answers of the operating system, the clock is slower than the counter by one part in this many. This
+/// is more than the error of the counter's rate. So the next answer is seldom earlier than the clock.
 const SLOWER: u64 = 1_000;
 
-/// The maximum duration of an answer, in microseconds. A slower answer would be older than the reading that is noted
-/// with it.
+/// The longest time in microseconds that the operating system may take to answer. A slower answer would be older
+/// than the counter's reading that is stored with it.
 const ANSWER_US: u64 = 3;
 
-/// The maximum delay of a reading behind the system's clock right after an answer, in microseconds.
+/// The most microseconds by which a reading may be behind the system's clock right after an answer.
 const BEHIND_US: u64 = ANSWER_US + 3; // each of three numbers is rounded down
 
-/// A thread that returns the system's answer minus this time does not step back behind its earlier readings of the
-/// counter.
+/// A thread that returns the system's answer minus [`BEHIND_US`] does not step back behind its earlier readings of
+/// the counter.
 const _: () = assert!(BEHIND_US < PATIENCE * TRUSTED_US / SLOWER);
 
-/// How often the system is asked until an answer is quick enough.
+/// The maximum number of times that the system is asked until an answer is quick enough.
 const TRIES: usize = 16;
 
-/// Adds what the counter has counted to the last answer of the operating system.
+/// Adds the time that the counter has counted to the last answer of the operating system.
 ///
-/// An answer is noted as two numbers: the counter's value, and the difference that is added to each reading. The second
-/// never falls, unless the counter has jumped. So the clock does not step back, in whatever order a thread reads the
-/// two numbers.
+/// An answer is stored as two numbers: the counter's value, and the difference that is added to each reading. The
+/// difference never decreases, unless the counter has jumped. So the clock does not step back, in whatever order a
+/// thread reads the two numbers.
 #[derive(Debug)]
 pub(super) struct Counter {
     clock: Clock,
@@ -42,11 +43,11 @@ pub(super) struct Counter {
     per_tick: u64,
     /// The number of ticks for which the counter is trusted.
     trusted: u64,
-    /// The counter at the last answer.
+    /// The counter's value at the last answer.
     answered: AtomicU64,
-    /// The difference between the system's answer and the reading, in microseconds. It wraps.
+    /// The difference between the system's answer and the counter's reading, in microseconds. It wraps.
     ahead: AtomicU64,
-    /// Held by the thread that notes an answer.
+    /// The lock of the thread that asks the system and stores the answer.
     asking: Mutex<()>,
 }
 

@@ -1,5 +1,5 @@
-//! Clocks, from which limiters in memory get their time, and timers, with which requests wait. Only
-//! this module reads the operating system's clocks.
+//! Clocks, from which limiters in memory read the time, and timers, with which requests wait. Only this
+//! module reads the operating system's clocks.
 
 mod alarm;
 #[cfg(target_arch = "x86_64")]
@@ -26,20 +26,21 @@ pub use self::timer::{Sleep, Timer};
 pub use self::tokio::TokioClock;
 pub use crate::base::time::Timestamp;
 
-/// A clock of a limiter. A limiter in memory reads it once for each decision, and again if it finds
-/// a state that is ahead of the first reading.
+/// A clock of a limiter. A limiter in memory reads the clock once for each decision, and again if it
+/// finds a state that is ahead of the first reading.
 ///
-/// Windows begin and end with its time, so it has to show the calendar time, and
-/// [say so](Self::follows_calendar), if a quota has windows of a day, or of the
-/// [calendar](crate::quota::Calendar). Rates only need a time that passes evenly.
+/// Windows begin and end at the clock's time. So if a quota has windows of a day, or of the
+/// [calendar](crate::quota::Calendar), the clock has to show the calendar time and [say
+/// so](Self::follows_calendar). Rates only need a time that passes evenly.
 ///
-/// It should not step. If it does, forward or back and by any amount:
+/// A clock should not step. If it steps forward or back, by any amount:
 ///
-/// * A step forward frees what would have been freed in that time.
-/// * A step back gives no key a second quota, as long as the limiter keeps the key's state: a window
-///   that was begun goes on. It costs a key at most one full drain of its bucket, or one window.
+/// * A step forward frees the units that would have been freed in the skipped time.
+/// * A step back gives no key a second quota while the limiter keeps the key's state, because a window
+///   that has begun continues. The step costs a key at most the time in which its full bucket drains,
+///   or one window.
 ///
-/// It must not call the limiter that reads it, because the limiter may hold a lock.
+/// A clock must not call the limiter that reads it, because the limiter may hold a lock.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a clock",
     note = "use `SystemClock` of the module `clock`, or its `ManualClock` or `TokioClock` in tests"
@@ -48,11 +49,12 @@ pub trait Clock: fmt::Debug + Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;
 
-    /// Returns whether the clock shows the calendar time and follows it: after the machine was suspended, and when the
+    /// Returns whether the clock shows the calendar time and follows it after the machine was suspended and when the
     /// system's time is corrected. By default `false`.
     ///
-    /// It changes no decision. If it is `false`, a layer warns about quotas whose windows are to end with a date, by
-    /// [`CalendarNotFollowed`](crate::observe::SetupWarningKind::CalendarNotFollowed).
+    /// The result changes no decision. If it is `false`, a layer reports the warning
+    /// [`CalendarNotFollowed`](crate::observe::SetupWarningKind::CalendarNotFollowed) for quotas whose windows are
+    /// meant to end with a date.
     ///
     /// ```
     /// use tower_ratelimit::clock::{Clock, ManualClock, MonotonicClock, SystemClock};
@@ -78,20 +80,21 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 
 /// The operating system's monotonic clock, set to the calendar time once, when it is made.
 ///
-/// It does not step, and does not follow corrections of the calendar time. On many systems it stands
-/// still while the machine is suspended. So windows of the epoch and of the calendar drift from the
-/// calendar. [`SystemClock`], the default of limiters in memory, follows the calendar.
+/// This clock does not step, and does not follow corrections of the calendar time. On many systems it
+/// stands still while the machine is suspended. So windows that are aligned to the epoch or the
+/// calendar drift from the calendar. [`SystemClock`], the default of limiters in memory, follows the
+/// calendar.
 ///
-/// On x86-64 it asks the operating system once in a millisecond. In between it adds what the processor's time
-/// stamp counter has counted, at a slightly low rate. That takes half of the time of asking the system, and the
-/// clock is a few microseconds late. A counter that jumps or differs between processors moves the clock by a
-/// millisecond at most. If the processor does not say that its counter never stops and keeps its rate, the clock
-/// does without it.
+/// On x86-64 the clock asks the operating system once per millisecond. Between two answers it adds the time that
+/// the processor's time stamp counter has counted, at a slightly low rate. This takes half of the time of asking
+/// the system, and makes the clock a few microseconds late. A counter that jumps or differs between processors
+/// moves the clock by a millisecond at most. The clock does not use the counter if the processor does not report
+/// that it never stops and keeps its rate.
 ///
 /// Clones show the same time.
 ///
-/// On a target without an operating system, such as `wasm32-unknown-unknown`, making it panics. Set a
-/// clock of your own there, by
+/// On a target without an operating system, such as `wasm32-unknown-unknown`, making this clock panics.
+/// On such a target, set a clock of your own with
 /// [`MemoryLimiterBuilder::clock`](crate::limiter::memory::MemoryLimiterBuilder::clock).
 #[derive(Clone, Debug)]
 pub struct MonotonicClock {
@@ -100,8 +103,8 @@ pub struct MonotonicClock {
 }
 
 impl MonotonicClock {
-    /// Makes a clock that shows the current calendar time. On x86-64 the first one in a process
-    /// measures the counter, which takes about a millisecond.
+    /// Makes a clock that shows the current calendar time. On x86-64, making the first clock in a
+    /// process measures the counter, which takes about a millisecond.
     #[must_use]
     pub fn new() -> Self {
         Self { elapsed: ElapsedTime::begin(), epoch: wall_now() }
@@ -122,7 +125,7 @@ impl Clock for MonotonicClock {
     }
 }
 
-/// The monotonic time that has passed since a clock was made. Clones share it.
+/// The monotonic time that has passed since a clock was made. Clones show the same time.
 #[derive(Clone, Debug)]
 struct ElapsedTime {
     began: Instant,
@@ -140,14 +143,14 @@ impl ElapsedTime {
         }
     }
 
-    /// Asks the operating system, in microseconds.
+    /// Asks the operating system for the time that has passed, in microseconds.
     fn passed_us(&self) -> u64 {
         let passed = self.began.elapsed();
         passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()))
     }
 
-    /// Returns the time of a clock. `system_us` computes this time from [`passed_us`](Self::passed_us), and is not
-    /// called each time.
+    /// Returns the time of a clock in microseconds. `system_us` computes this time from
+    /// [`passed_us`](Self::passed_us). It is called only if the counter cannot be used.
     #[inline]
     fn now_us(&self, system_us: impl Fn() -> u64) -> u64 {
         #[cfg(target_arch = "x86_64")]
@@ -157,7 +160,7 @@ impl ElapsedTime {
     }
 }
 
-/// A clock for tests, which stands still until it is moved. Clones show the same time.
+/// A clock for tests, which stands still until a test moves it. Clones show the same time.
 ///
 /// ```
 /// use std::time::Duration;
@@ -187,7 +190,7 @@ impl ManualClock {
         Self(Arc::new(AtomicU64::new(now.as_micros())))
     }
 
-    /// Moves the clock forward, rounded up to whole microseconds. Saturates.
+    /// Moves the clock forward by this time, rounded up to whole microseconds. Saturates.
     pub fn advance(&self, by: Duration) {
         let later = |now| Some(Timestamp::from_micros(now).saturating_add(by).as_micros());
         // Updates the time in one atomic step, because one of two concurrent advances would otherwise be lost.

@@ -1,35 +1,38 @@
-//! The default clock of a limiter in memory: calendar time that passes as the monotonic clock does.
+//! The default clock of a limiter in memory. It shows the calendar time, and runs with the monotonic
+//! clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Clock, ElapsedTime, Timestamp, wall_now};
 
-/// How often the calendar time is looked at, in microseconds of the monotonic clock.
+/// The time between two readings of the calendar time, in microseconds of the monotonic clock.
 const LOOK_US: u64 = 100_000;
 
 /// The smallest difference between the calendar time and this clock that counts as a step, in microseconds.
 const STEP_US: u64 = 100_000;
 
-/// The longest time that a look at the calendar may take, in microseconds. A thread that lost the processor in between
-/// looks again later.
+/// The longest time that reading the calendar time may take, in microseconds. A slower reading is ignored, because the
+/// thread lost the processor during it.
 const GLANCE_US: u64 = 10_000;
 
-/// The default clock of a [`MemoryLimiter`](crate::MemoryLimiter): the calendar time, which passes as the operating
-/// system's monotonic clock does.
+/// The default clock of a [`MemoryLimiter`](crate::MemoryLimiter): it shows the calendar time, and runs with the
+/// operating system's monotonic clock.
 ///
-/// Ten times in a second, when it is read, it looks at the calendar. If the calendar differs by a tenth of a second or
-/// more, the clock steps to it, forward or back. So windows of the calendar begin and end with the calendar:
+/// When the clock is read, it compares itself with the calendar time, at most ten times per second. If the two differ
+/// by a tenth of a second or more, the clock steps to the calendar time, forward or back. So windows of the calendar
+/// begin and end with the calendar also in these cases:
 ///
-/// * after the machine was suspended, in which time the monotonic clock may stand still;
-/// * when the system's time is corrected, such as on a device that starts in 1970 and asks for the time later.
+/// * after the machine was suspended, during which the monotonic clock may have stood still;
+/// * after the system's time is corrected, for example on a device that starts in 1970 and gets the time
+///   later.
 ///
-/// A smaller difference stays. See [`Clock`] for what a step does to limits. [`MonotonicClock`](super::MonotonicClock)
+/// A smaller difference stays. [`Clock`] says how a step affects limits. [`MonotonicClock`](super::MonotonicClock)
 /// never steps.
 ///
-/// On x86-64 it asks the operating system once in a millisecond, as `MonotonicClock` does. Clones
-/// show the same time. On a target without an operating system, making it panics: set a clock of
-/// your own there, by
+/// On x86-64 the clock asks the operating system once per millisecond, as `MonotonicClock` does. Clones
+/// show the same time. On a target without an operating system, making this clock panics. On such a
+/// target, set a clock of your own with
 /// [`MemoryLimiterBuilder::clock`](crate::limiter::memory::MemoryLimiterBuilder::clock).
 #[derive(Clone, Debug)]
 pub struct SystemClock {
@@ -45,8 +48,9 @@ impl SystemClock {
         Self { elapsed, calendar: Arc::new(FollowedCalendar::new(wall_now().as_micros())) }
     }
 
-    /// Returns the time, read after every earlier load of this thread. Without the fence the
-    /// processor may read its counter while an earlier load still waits for memory.
+    /// Returns the time. It is read after all earlier loads of this thread, because a fence comes
+    /// before the reading. Without the fence, the processor may read its counter while an earlier load
+    /// still waits for memory.
     pub(crate) fn now_in_order(&self) -> Timestamp {
         std::sync::atomic::fence(Ordering::SeqCst);
         self.now()
@@ -71,12 +75,12 @@ impl Clock for SystemClock {
     }
 }
 
-/// The calendar time at the beginning of the monotonic time, which changes when the calendar steps.
+/// The calendar time at the beginning of the monotonic time. It changes when the clock steps.
 #[derive(Debug)]
 struct FollowedCalendar {
-    /// In microseconds. It wraps.
+    /// This time, in microseconds. It wraps.
     begin: AtomicU64,
-    /// The monotonic time of the last look.
+    /// The monotonic time of the last reading of the calendar time.
     looked: AtomicU64,
 }
 
@@ -85,7 +89,7 @@ impl FollowedCalendar {
         Self { begin: AtomicU64::new(now), looked: AtomicU64::new(0) }
     }
 
-    /// Returns the time. Looks at the calendar if it is time for that.
+    /// Returns the time. Compares it with the calendar time if the last comparison is [`LOOK_US`] ago.
     fn at(&self, passed: impl Fn() -> u64, calendar: impl Fn() -> u64) -> u64 {
         let mut passed_us = passed();
         let looked = self.looked.load(Ordering::Relaxed);

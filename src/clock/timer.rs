@@ -6,26 +6,26 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A timer with which requests wait for their departure: `TokioTimer` (feature `tokio`), or your own for another
-/// runtime or for tests.
+/// A timer with which requests wait for their departure: `TokioTimer` (feature `tokio`), or an implementation of
+/// your own for another runtime or for tests.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a timer",
     note = "on Tokio use `clock::TokioTimer::new()` (feature `tokio`); an option of the quota says how long a request \
             may wait"
 )]
 pub trait Timer: fmt::Debug + Send + Sync {
-    /// Returns the time since an origin of the timer's choice. It never goes back.
+    /// Returns the time since some origin, which the timer chooses. The time never goes back.
     fn now(&self) -> Duration;
 
-    /// Returns a future that is ready when [`now`](Self::now) is `at` or later, never earlier. The task of the request
-    /// polls it.
+    /// Returns a future that is ready when [`now`](Self::now) is `at` or later, never earlier. The request's task
+    /// polls the future.
     fn sleep_until(&self, at: Duration) -> Sleep;
 }
 
 /// The future of [`Timer::sleep_until`].
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
-/// Returns the timer of a layer for which none was set.
+/// Returns the timer of a layer for which no timer was set.
 pub(crate) fn default_timer() -> Option<Arc<dyn Timer>> {
     #[cfg(feature = "tokio")]
     return Some(Arc::new(TokioTimer::new()));
@@ -49,7 +49,8 @@ impl Timer for StoppedTimer {
     }
 }
 
-/// Tokio's timer. Its tick is a millisecond: requests depart up to one millisecond late, never early.
+/// Tokio's timer. The timer's tick is a millisecond, so requests depart up to one millisecond late,
+/// never early.
 ///
 /// Poll requests within a Tokio runtime whose time driver is enabled. Outside of a runtime no request waits: an
 /// admitted request passes at once.

@@ -5,11 +5,11 @@ use tokio::time::Instant;
 use super::{Clock, wall_now};
 use crate::base::time::Timestamp;
 
-/// Tokio's clock, set to the calendar time once, when it is made.
+/// Tokio's clock. It is set to the calendar time once, when it is made.
 ///
-/// It is the monotonic clock until a test stops Tokio's time with `tokio::time::pause`. Then
-/// `tokio::time::advance` and `tokio::time::sleep` move the limiter along with everything else.
-/// Make and read it within the runtime whose time is stopped. Outside of any runtime it shows the
+/// It follows the monotonic clock until a test stops Tokio's time with `tokio::time::pause`. After
+/// that, `tokio::time::advance` and `tokio::time::sleep` also move the limiter's time. Make and read
+/// this clock within the runtime whose time is stopped. Outside of any runtime the clock shows the
 /// operating system's time.
 ///
 /// ```

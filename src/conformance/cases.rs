@@ -26,7 +26,8 @@ const TASKS: usize = 4;
 /// The number of keys that concurrent tasks charge.
 const KEYS: usize = 32;
 
-/// The number of futures that are held. A limiter may send some calls at a time.
+/// The number of futures that a case polls once and then holds. It is large, because a limiter may have
+/// several calls in flight.
 const HELD: usize = 64;
 
 /// The number of peeks after which a settlement must have arrived.
@@ -89,7 +90,7 @@ fn numbered(number: usize) -> Key {
 }
 
 impl<S: Subject> LimiterBench<'_, S> {
-    /// Returns another policy of the quota.
+    /// Returns another policy with the quota of the case.
     fn other(&self, name: &str) -> Result<Policy, String> {
         named(name, Ok(*self.policy.quota()))
     }
@@ -110,12 +111,12 @@ impl<S: Subject> LimiterBench<'_, S> {
         answered("peek", self.limiter.peek(charges).await, charges)
     }
 
-    /// Takes one charge of the policy and the key.
+    /// Takes one charge of `cost` under the policy and the key.
     async fn take_one(&self, cost: u64) -> Result<ChargeDecision, String> {
         only(self.take(&[self.charge(cost)]).await?)
     }
 
-    /// Returns what is left of the policy and the key.
+    /// Returns the remaining units of the policy for the key.
     async fn left(&self) -> Result<u64, String> {
         self.left_of(&self.policy, &self.key).await
     }
@@ -134,7 +135,7 @@ impl<S: Subject> LimiterBench<'_, S> {
     }
 }
 
-/// Checks that an answer has one part for each charge.
+/// Checks that an answer has one element for each charge.
 fn answered<E: Display>(verb: &str, answer: Result<Decision, E>, charges: &[Charge<'_>]) -> Result<Decision, String> {
     let decision = answer.map_err(|error| format!("{verb} failed: {error}"))?;
     let (found, expected) = (decision.charges().len(), charges.len());
@@ -142,7 +143,7 @@ fn answered<E: Display>(verb: &str, answer: Result<Decision, E>, charges: &[Char
     Ok(decision)
 }
 
-/// Returns the answer of a set of one enforced charge, which decides the set.
+/// Returns the answer for the only charge of a set. Checks that this enforced charge decides the set.
 fn only(decision: Decision) -> Result<ChargeDecision, String> {
     let allowed = decision.is_allowed();
     let charge = decision.into_charges().next().ok_or("a charge has no answer")?;
@@ -150,9 +151,9 @@ fn only(decision: Decision) -> Result<ChargeDecision, String> {
     Ok(charge)
 }
 
-/// Takes one unit of each policy in one set, more often than the capacity, in concurrent tasks for
-/// several keys. Half of the tasks charge the policies in reverse order. Returns how many sets of
-/// each key passed.
+/// Takes one unit of each policy in one set, for several keys, in concurrent tasks. Takes more sets of
+/// each key than the capacity. Half of the tasks charge the policies in reverse order. Returns how many
+/// sets of each key passed.
 async fn passed_concurrently<S: Subject>(bench: &LimiterBench<'_, S>, policies: &[Policy]) -> Result<Vec<u64>, String> {
     let passed = together(bench.subject, TASKS, |task| {
         let (limiter, mut policies) = (bench.limiter.clone(), policies.to_vec());
@@ -204,7 +205,8 @@ cases! {
     /// Runs the cases of a quota that the limiter supports.
     fn run;
 
-    /// From rest exactly the capacity passes, one by one. Only a leaky queue delays what passes.
+    /// From rest, exactly the capacity passes, unit by unit. Only a leaky queue delays requests that
+    /// pass.
     #[fix = "see Limiter::take: allow a cost that fits into the units left, and count the units taken"]
     async fn capacity_passes_from_rest(bench) {
         for left in (0..CAPACITY).rev() {
@@ -231,7 +233,7 @@ cases! {
         same("remaining after a denied cost", bench.left().await?, 1)
     }
 
-    /// A cost above the capacity is denied for good, and has no wait.
+    /// A cost above the capacity never passes, and its wait is `Wait::Never`.
     #[fix = "deny a cost above Quota::capacity with ChargeDecision::denied(.., Wait::Never)"]
     async fn cost_above_the_capacity_never_passes(bench) {
         for cost in [CAPACITY + 1, u64::MAX] {
@@ -242,7 +244,7 @@ cases! {
         same("remaining after denied costs", bench.left().await?, CAPACITY)
     }
 
-    /// Cost 0 looks: it is allowed even when nothing is left, and takes nothing.
+    /// A charge of cost 0 only peeks: it is allowed even if no units are left, and takes none.
     #[fix = "answer a charge of cost 0 with the units left, and write nothing"]
     async fn cost_0_looks(bench) {
         same("remaining of a key at rest", bench.take_one(0).await?.remaining(), CAPACITY)?;
@@ -252,7 +254,8 @@ cases! {
         same("remaining of a used-up key", looked.remaining(), 0)
     }
 
-    /// The shortcut for one enforced charge, if there is one, answers as a take and takes as much.
+    /// The shortcut for one enforced charge, if the limiter has it, answers like a take and takes as
+    /// many units.
     #[fix = "make try_take_one decide with the same function as take, or return None"]
     async fn shortcut_is_a_take(bench) {
         let quick = key("quick");
@@ -267,7 +270,7 @@ cases! {
         same("units of the shortcut's receipt", receipt(Some(&mut quickly))?.units(), 2)
     }
 
-    /// The shortcut for one receipt, if there is one, refunds as much as a refund.
+    /// The shortcut for one receipt, if the limiter has it, refunds as many units as a refund.
     #[fix = "make try_refund_one refund with the same function as refund, or return the receipt"]
     async fn shortcut_is_a_refund(bench) {
         let mut taken = bench.take_one(2).await?;
@@ -278,7 +281,7 @@ cases! {
         }
     }
 
-    /// A peek answers as a take would, and takes nothing.
+    /// A peek answers like a take, and takes no units.
     #[fix = "make peek decide with the same function as take, and write nothing"]
     async fn peek_answers_as_a_take(bench) {
         for cost in [2, 2, 2, 1, 1] {
@@ -292,7 +295,7 @@ cases! {
         Ok(())
     }
 
-    /// Keys and policies do not touch each other.
+    /// A charge affects only its own key and policy.
     #[fix = "keep one state for each pair of a policy's name and a key"]
     async fn keys_and_policies_are_apart(bench) {
         bench.take_one(CAPACITY).await?;
@@ -329,7 +332,7 @@ cases! {
         Ok(())
     }
 
-    /// A clone is the same limiter.
+    /// Clones of a limiter share all states.
     #[fix = "keep the states behind an Arc, so that clones share them"]
     async fn clones_share_one_allowance(bench) {
         let clone = bench.limiter.clone();
@@ -338,7 +341,7 @@ cases! {
         same("remaining in the original", bench.left().await?, 0)
     }
 
-    /// All of several charges are taken or none, and each is reported as it stands afterwards.
+    /// Of several charges, all are taken or none, and each is reported with its state afterwards.
     #[fix = "decide about every charge of a set before you write any of them"]
     async fn several_charges_are_all_taken_or_none(bench) {
         let (two, b) = (bench.other("two")?, key("b"));
@@ -359,8 +362,8 @@ cases! {
         ensure(bench.take(&[]).await?.is_allowed(), "a set without charges was denied")
     }
 
-    /// A refund of strikes that closed a key undoes the block and nothing else. The other strikes still count, and
-    /// the next block is as long as if this one had never begun. A key that an operator closed stays closed.
+    /// A refund of strikes that closed a key undoes only their block. The other strikes still count, and the next
+    /// block is as long as if the undone block had never begun. A key that an operator closed stays closed.
     #[fix = "see Quota::block: keep the strikes that closed a key, and the state before them, until the block ends"]
     async fn refund_of_strikes_undoes_their_block(bench) {
         if !bench.supports(block()) {
@@ -422,8 +425,8 @@ cases! {
         same("the meter's remaining after a refund", metered().await?, 10)
     }
 
-    /// Observed charges are taken if they fit, and never deny the set; forced ones are taken even if too few units are
-    /// left. A refused set takes neither.
+    /// Observed charges are taken if they fit, and never deny the set. Forced charges are taken even if too few units
+    /// are left. A refused set takes neither observed nor forced charges.
     #[fix = "see Effect: only enforced charges deny a set, and forced ones go into debt"]
     async fn effects_do_what_they_say(bench) {
         let fits = bench.take(&[bench.charge(2).effect(Effect::Observe)]).await?;
@@ -446,7 +449,7 @@ cases! {
         ensure(!bench.peek(&[bench.charge(1)]).await?.is_allowed(), "a forced charge took nothing")
     }
 
-    /// A receipt refunds once what its charge took.
+    /// A receipt refunds the units that its charge took, once.
     #[fix = "see Limiter::refund: give each taken charge a receipt, and subtract its units"]
     async fn refund_returns_what_was_taken(bench) {
         let mut taken = bench.take_one(3).await?;
@@ -457,7 +460,7 @@ cases! {
         same("remaining after the refund", bench.left().await?, CAPACITY)
     }
 
-    /// A part of a receipt refunds that part.
+    /// A part of a receipt refunds only the units of this part.
     #[fix = "see Receipt::split: subtract the units of the receipt, and not the units of the charge"]
     async fn part_of_a_receipt_returns_a_part(bench) {
         let mut taken = bench.take_one(4).await?;
@@ -485,7 +488,8 @@ cases! {
         Ok(())
     }
 
-    /// The receipt of a forced charge holds what the charge took, and not what it asked for.
+    /// The receipt of a forced charge holds the units that the charge took, and not those that it asked
+    /// for.
     #[fix = "make the receipt from the units that were added to the state"]
     async fn refund_of_a_forced_charge_returns_what_it_took(bench) {
         bench.take_one(CAPACITY).await?;
@@ -515,7 +519,8 @@ cases! {
         ensure(false, "a settlement that was not awaited took nothing")
     }
 
-    /// A reset returns the whole quota of its policy and key, and of no other.
+    /// A reset makes the whole quota of its policy and key available again, and affects no other policy
+    /// or key.
     #[fix = "see Limiter::reset: forget the state of this policy's name and this key"]
     async fn reset_returns_the_whole_quota(bench) {
         let (two, b) = (bench.other("two")?, key("b"));
@@ -527,14 +532,14 @@ cases! {
         same("remaining of another key after a reset", bench.left_of(&bench.policy, &b).await?, CAPACITY - 3)
     }
 
-    /// As many concurrent takes pass as fit, on several threads.
+    /// Of concurrent takes on several threads, exactly as many pass as fit.
     #[fix = "decide and write under one lock, or in one atomic step"]
     async fn concurrent_takes_are_counted_exactly(bench) {
         let passed = passed_concurrently(bench, std::slice::from_ref(&bench.policy)).await?;
         passed.into_iter().try_for_each(|passed| same("concurrent takes of one key that passed", passed, CAPACITY))
     }
 
-    /// Concurrent sets are all-or-nothing, in any order of their keys.
+    /// Concurrent sets are all-or-nothing, whatever the order of their charges.
     #[fix = "lock the states of all sets in the same order, or refund the units that a refused set took"]
     async fn concurrent_sets_are_all_or_nothing(bench) {
         let policies = [bench.policy.clone(), bench.other("two")?];
@@ -580,7 +585,7 @@ cases! {
         same("remaining after all refunds", bench.left().await?, CAPACITY)
     }
 
-    /// A future that is dropped leaves at most its own charge.
+    /// A dropped future takes at most its own charge.
     #[fix = "when a future is dropped, undo only the charge of this future"]
     async fn dropped_future_leaves_at_most_its_own_charge(bench) {
         drop(bench.limiter.take(&[bench.charge(2)]));
@@ -588,7 +593,7 @@ cases! {
         ensure(left >= CAPACITY - 2, &format!("a dropped charge of 2 units left {left} of {CAPACITY} units"))
     }
 
-    /// A future that was polled once and is then held delays no other caller.
+    /// A future that was polled once and then not again delays no other caller.
     #[fix = "send the charges from a task of the limiter, so that a caller's future only waits for the answer"]
     async fn held_future_delays_no_other_caller(bench) {
         let mut held = Vec::new();
@@ -606,7 +611,7 @@ cases! {
         same("remaining after a charge of 1", left, CAPACITY - 1)
     }
 
-    /// Sets that are wrong do not panic or hang, and empty keys are keys.
+    /// Invalid sets do not panic or hang, and an empty key is a valid key.
     #[fix = "answer each charge, even if a set names the same (policy, key) twice"]
     async fn unusual_sets_are_answered(bench) {
         let (global, long) = (Key::global(), key(&"k".repeat(100_000)));
@@ -618,7 +623,7 @@ cases! {
 }
 
 cases! {
-    /// Runs the cases of a quota that the limiter supports and whose units come back with time.
+    /// Runs the cases of a quota that the limiter supports and whose units are freed with time.
     fn run_timed;
 
     /// Refusals are counted in the step that refuses, and close the key. A closed key opens at the
@@ -681,7 +686,7 @@ cases! {
         ensure(passed, &format!("the cost was denied again after its wait, {wait:?}"))
     }
 
-    /// In a long time as many units pass as the quota gives: no more, and not much less.
+    /// In a long time, as many units pass as the quota allows: no more, and not many fewer.
     #[fix = "see Quota::period: make units come back at the rate of the quota, independent of the reported waits"]
     async fn units_come_back_at_the_rate_of_the_quota(bench) {
         const REFILLS: u64 = 5;
@@ -701,7 +706,7 @@ cases! {
         ensure((least..=most).contains(&passed), &found)
     }
 
-    /// A leaky queue gives each request a departure behind all earlier ones.
+    /// A leaky queue gives each request a departure after those of all earlier requests.
     #[fix = "see ChargeDecision::with_delay: report when the units that were in the queue before have drained"]
     async fn queue_spaces_its_departures(bench) {
         if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
@@ -717,7 +722,7 @@ cases! {
         same("delay of a request behind 4 units", bench.take_one(1).await?.delay(), interval * 4)
     }
 
-    /// When `reset_after` has passed, the whole quota is back.
+    /// After `reset_after` has passed, the whole quota is available again.
     #[fix = "return the time until no unit of the state counts any more as reset_after, rounded up"]
     async fn whole_quota_is_back_after_reset_after(bench) {
         let taken = bench.take_one(3).await?;
@@ -728,8 +733,8 @@ cases! {
         same("remaining after reset_after", bench.left().await?, CAPACITY)
     }
 
-    /// A leaky queue refunds only its last request, because requests behind an earlier one have been promised their
-    /// departures. An earlier request may be refunded once those behind it are refunded.
+    /// A leaky queue refunds only its last request, because requests behind an earlier request have been promised
+    /// their departures. An earlier request may be refunded after all requests behind it have been refunded.
     #[fix = "see Limiter::refund: refund only the newest slot of a leaky queue"]
     async fn queue_refunds_only_its_tail(bench) {
         if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
@@ -755,7 +760,7 @@ cases! {
         same("remaining after the late refund", bench.left().await?, before)
     }
 
-    /// A changed quota of the same policy keeps what was used.
+    /// If a policy's quota changes, the units that were used stay used.
     #[fix = "find a state by the policy's name, and convert it if it was written under another quota"]
     async fn changed_quota_keeps_what_was_used(bench) {
         for changed in timed_quotas() {
@@ -820,7 +825,7 @@ cases! {
         same("remaining after the late refund", bench.left().await?, CAPACITY - 2)
     }
 
-    /// A rate and a limit of requests in flight that have one name do not touch each other.
+    /// A rate and a limit of requests in flight with the same name do not affect each other.
     #[fix = "keep units that are held apart from units that were used"]
     async fn rate_of_the_same_name_is_apart(bench) {
         let rate = Quota::per_hour(CAPACITY);
@@ -839,7 +844,7 @@ cases! {
     /// Runs the cases of a quota that the limiter does not support.
     fn run_unsupported;
 
-    /// A quota that the limiter does not support is not ignored.
+    /// A charge of a quota that the limiter does not support is not ignored: it fails or is denied.
     #[fix = "deny a charge of a quota that Limiter::supports rejects, or return an error for the charge"]
     async fn unsupported_quota_is_not_ignored(bench) {
         let charge = [bench.charge(CAPACITY + 1)];

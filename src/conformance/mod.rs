@@ -1,13 +1,12 @@
-//! The suite that every [`Limiter`] has to pass. Run it against your own.
+//! The suite that every [`Limiter`] has to pass. Run it against your own limiter.
 //!
-//! It checks the contract of [`Limiter`] and the [laws of the
-//! algorithms](crate::quota#guarantees), through the public interface only,
-//! with at least one quota of every algorithm. It skips quotas that the limiter does not
-//! [support](Limiter::supports), and lists them in its [`Report`]. A limiter that supports none of
-//! them fails. The suite may become stricter in any release; it is outside of the promise of
-//! semantic versioning.
+//! The suite checks the contract of [`Limiter`] and the [laws of the
+//! algorithms](crate::quota#guarantees) through the public interface only. It uses at least one quota
+//! of every algorithm. It skips quotas that the limiter does not [support](Limiter::supports), and
+//! lists them in its [`Report`]. A limiter that supports no quota of the suite fails. The suite may
+//! become stricter in any release, because semantic versioning does not cover it.
 //!
-//! `examples/custom_limiter.rs` has one algorithm and passes. The
+//! `examples/custom_limiter.rs` is a limiter with one algorithm that passes the suite. The
 //! [guide](crate::guide::writing_a_backend) explains how to write a limiter.
 //!
 //! ```
@@ -40,8 +39,8 @@
 //!
 //! # A limiter over a store
 //!
-//! The suite lets time pass, sends many checks at once, and makes many limiters. So over a store it needs six
-//! settings that a service does not need, each with a comment here:
+//! The suite lets time pass, sends many checks at once, and makes many limiters. So a limiter over a store
+//! needs six settings for the suite that a service does not need. Each has a comment here:
 //!
 //! ```no_run
 //! # use std::sync::Arc;
@@ -126,7 +125,7 @@ pub use subject::{Subject, Task};
 /// Runs every case with every quota of the suite that the limiter supports.
 ///
 /// # Errors
-/// Returns the failed cases. Also fails if the limiter supports no quota of the suite.
+/// Returns the failed cases. Also returns an error if the limiter supports no quota of the suite.
 pub async fn check<S: Subject>(subject: &S) -> Result<Report, Failures> {
     let mut report = Report { tested: Vec::new(), skipped: Vec::new() };
     let mut failures = Vec::new();

@@ -11,12 +11,12 @@ pub(super) const HOUR: Duration = Duration::from_secs(3_600);
 /// The capacity of every quota of the suite.
 pub(super) const CAPACITY: u64 = 5;
 
-/// Returns at least one quota of each algorithm except the block, all of the same capacity.
+/// Returns at least one quota of each algorithm except the block. All have the same capacity.
 pub(super) fn quotas() -> impl Iterator<Item = Result<Quota, ConfigError>> {
     Algorithm::ALL.iter().flat_map(|algorithm| quotas_of(*algorithm))
 }
 
-/// Returns the [`quotas`] whose units come back with time.
+/// Returns the [`quotas`] whose units are freed with time.
 pub(super) fn timed_quotas() -> impl Iterator<Item = Result<Quota, ConfigError>> {
     Algorithm::timed().flat_map(quotas_of)
 }
@@ -56,7 +56,7 @@ fn quotas_of(algorithm: Algorithm) -> Vec<Result<Quota, ConfigError>> {
     }
 }
 
-/// Returns a block: two refusals within an hour close a key for an hour, the second time for two
+/// Returns a block: two refusals within an hour close a key for an hour, and the next block lasts two
 /// hours.
 pub(super) fn block() -> Result<Quota, ConfigError> {
     Quota::block(2, HOUR, HOUR).and_then(|block| block.growing(2, 2 * HOUR, MINUTE))

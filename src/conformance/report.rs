@@ -15,14 +15,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the quotas that the limiter was tested with.
+    /// Returns the quotas with which the limiter was tested.
     #[must_use]
     pub fn tested(&self) -> &[Quota] {
         &self.tested
     }
 
-    /// Returns the quotas that the limiter does not [support](crate::limiter::Limiter::supports),
-    /// with its reasons.
+    /// Returns the quotas that the limiter does not [support](crate::limiter::Limiter::supports), with
+    /// the limiter's reasons.
     #[must_use]
     pub fn skipped(&self) -> &[UnsupportedQuota] {
         &self.skipped
@@ -37,7 +37,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The result of a limiter that did not pass.
+/// The result of a limiter that did not pass the suite.
 #[derive(Clone)]
 pub struct Failures {
     pub(super) kind: FailuresKind,
@@ -67,8 +67,8 @@ impl Failures {
         self.failures.iter()
     }
 
-    /// Returns the quotas that the limiter does not [support](crate::limiter::Limiter::supports),
-    /// with its reasons.
+    /// Returns the quotas that the limiter does not [support](crate::limiter::Limiter::supports), with
+    /// the limiter's reasons.
     #[must_use]
     pub fn skipped(&self) -> &[UnsupportedQuota] {
         &self.skipped

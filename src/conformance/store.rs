@@ -23,15 +23,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The largest value that the limiter stores, rounded up.
 const LARGEST: usize = 17 * 1_024;
 
-/// The number of swaps of one key at a time, and how often they are tried.
+/// The number of concurrent swaps of one key, and how often they are repeated.
 const RIVALS: usize = 8;
 const ROUNDS: usize = 20;
 
 /// Checks that a store keeps the contract of [`Store`]: versions, conflicts, all or nothing, values that stay, removal,
 /// repeated swaps, keys that look alike, rivals, and calls that are dropped or not polled. Expiry is not checked.
 ///
-/// It writes keys that begin with `conformance:` and a number that is new with each call, each with a time to live of
-/// ten minutes. So it may be called again on the same store, and twice at a time.
+/// The function writes keys that begin with `conformance:` and a number that is new in each call. Each key has a time
+/// to live of ten minutes. So the function may be called again on the same store, also concurrently.
 ///
 /// # Errors
 /// Returns the promises that were not kept.
@@ -98,7 +98,7 @@ impl std::error::Error for StoreFailures {}
 
 struct Bench<'a, S> {
     store: &'a S,
-    /// A number that no other call has.
+    /// A random number that distinguishes this call of `check_store` from other calls.
     call: u64,
     versions: AtomicU64,
 }
@@ -158,7 +158,7 @@ impl<S: Store> Bench<'_, S> {
         ensure(swapped.is_done(), swapped)
     }
 
-    /// Makes a swap that must change nothing, and return these values.
+    /// Makes a swap that must change nothing, and that must return the values `current`.
     async fn must_not(&self, changes: &[(&str, Option<&Value>, Then)], current: &[Option<&Value>]) -> CaseResult {
         let swapped = self.swap(changes).await?;
         let current: Vec<Option<Value>> = current.iter().map(|value| value.cloned()).collect();
@@ -298,7 +298,8 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
-    /// Makes several swaps in as few calls as the store takes. Swaps that it skips are sent alone.
+    /// Makes several swaps in as few calls as the store allows. A swap that the store skips is sent
+    /// alone.
     async fn swap_each(&self, swaps: &[Vec<Change>]) -> Result<Vec<Swapped>, String> {
         let swaps: Vec<&[Change]> = swaps.iter().map(Vec::as_slice).collect();
         let mut answers = Vec::new();
@@ -509,8 +510,8 @@ impl<S: Store> Bench<'_, S> {
     }
 }
 
-/// Returns the output of a future, or an error if it takes longer than the suite waits. Outside of a tokio runtime the
-/// wait has no bound.
+/// Returns the output of a future, or an error if the future takes longer than [`PATIENCE`]. Outside of a Tokio
+/// runtime the wait has no bound.
 async fn within_patience<T>(calls: impl Future<Output = T>) -> Option<T> {
     if tokio::runtime::Handle::try_current().is_err() {
         return Some(calls.await);
@@ -518,7 +519,7 @@ async fn within_patience<T>(calls: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(PATIENCE, calls).await.ok()
 }
 
-/// Polls some futures until each has its output.
+/// Polls several futures concurrently, until each is ready.
 async fn together<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut running: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
     let mut outputs: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();

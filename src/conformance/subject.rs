@@ -24,7 +24,7 @@ pub trait Subject {
     /// Lets time pass for all limiters of this subject: moves their clock, or waits.
     async fn advance(&self, by: Duration);
 
-    /// Runs a task of the suite concurrently with the others, by default on a thread of its own.
+    /// Runs a task of the suite concurrently with its other tasks, by default on a separate thread.
     ///
     /// Override this if the limiter's futures need a runtime, for example with
     /// `tokio::spawn(task)`. Then call the suite in a runtime of several threads, because tasks

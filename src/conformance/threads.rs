@@ -1,4 +1,4 @@
-//! Tasks that run concurrently, on threads.
+//! Runs tasks concurrently, on threads.
 
 use std::future::{Future, poll_fn};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,7 +46,7 @@ where
     }
 }
 
-/// Polls again and again until `is_true`.
+/// Waits until `is_true` returns true, by polling it repeatedly.
 async fn until(is_true: impl Fn() -> bool) {
     poll_fn(|context| {
         if is_true() {

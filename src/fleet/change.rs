@@ -1,4 +1,4 @@
-//! Targets, changes, entries and actions: the settings of operators. Data.
+//! The settings of operators as data: targets, changes, entries and actions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,15 +35,15 @@ labelled! {
         Network = "network",
         /// The entry of a key in an [`AccessList`](crate::middleware::AccessList).
         Key = "key",
-        /// The text of rules, in place of that of their file.
+        /// The text of rules, instead of the text in their file.
         Rules = "rules",
-        /// The text of rules before its last change.
+        /// The text that the rules had before its last change.
         FormerRules = "former-rules",
     }
 }
 
 impl FleetKind {
-    /// Returns whether a target has a subject: a key or a network.
+    /// Returns whether a target of this kind has a subject: a key or a network.
     pub(super) fn has_subject(self) -> bool {
         matches!(self, Self::Override | Self::Plan | Self::Network | Self::Key)
     }
@@ -80,7 +80,7 @@ impl FleetTarget {
         self.kind
     }
 
-    /// Returns the name by which the program asked for it.
+    /// Returns the name under which the program got the setting from the [`Fleet`](super::Fleet).
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -105,7 +105,7 @@ impl FleetTarget {
     }
 }
 
-/// A change of one target. [`Fleet::change`](super::Fleet::change) makes it in all processes.
+/// A change of one target. [`Fleet::change`](super::Fleet::change) makes the change in all processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetChange {
     pub(super) target: FleetTarget,
@@ -132,23 +132,24 @@ impl FleetChange {
         Self::new(FleetTarget::new(FleetKind::Quota, name), &quota)
     }
 
-    /// Gives a key a quota of its own.
+    /// Sets a quota for one key.
     ///
     /// # Errors
-    /// Returns an error if there is no key.
+    /// Returns an error if the key is missing.
     pub fn override_quota(name: impl Into<Arc<str>>, key: impl IntoKey, quota: Quota) -> Result<Self, FleetError> {
         Ok(Self::new(FleetTarget::of_key(FleetKind::Override, name, key)?, &quota))
     }
 
-    /// Gives a key a plan, by its number.
+    /// Sets the number of the plan for one key.
     ///
     /// # Errors
-    /// Returns an error if there is no key.
+    /// Returns an error if the key is missing.
     pub fn plan(name: impl Into<Arc<str>>, key: impl IntoKey, plan: usize) -> Result<Self, FleetError> {
         Ok(Self::new(FleetTarget::of_key(FleetKind::Plan, name, key)?, &plan))
     }
 
-    /// Exempts, blocks or limits the clients of a network or an address.
+    /// Sets whether the clients of a network or an address are always allowed, always denied, or
+    /// limited by the rules.
     ///
     /// # Errors
     /// Returns an error if the text is neither a network nor an address.
@@ -156,31 +157,32 @@ impl FleetChange {
         Ok(Self::new(FleetTarget::of_network(name, network.as_ref())?, &access))
     }
 
-    /// Exempts, blocks or limits a key.
+    /// Sets whether the requests of a key are always allowed, always denied, or limited by the rules.
     ///
     /// # Errors
-    /// Returns an error if there is no key.
+    /// Returns an error if the key is missing.
     pub fn key(name: impl Into<Arc<str>>, key: impl IntoKey, access: Access) -> Result<Self, FleetError> {
         Ok(Self::new(FleetTarget::of_key(FleetKind::Key, name, key)?, &access))
     }
 
-    /// Puts a text of rules in force, in place of the file's.
+    /// Puts a text of rules in force, instead of the text of the file.
     #[must_use]
     pub fn rules(name: impl Into<Arc<str>>, text: impl Into<String>) -> Self {
         Self::new(FleetTarget::new(FleetKind::Rules, name), &text.into())
     }
 
-    /// Ends the entry of a target. For rules, those of the file are in force again.
+    /// Ends the entry of a target. If the target is rules, the rules of the file are in force again.
     #[must_use]
     pub fn end(target: FleetTarget) -> Self {
         Self { target, value: None, lasting: None, seen: None }
     }
 
-    /// Reads a change of texts, as a form or a program sends them. `subject` is the network, or the key: an address
-    /// stands for the key of that address, and any other text for the key of the text. Without a value the entry ends.
+    /// Makes a change from texts that a form or a program sent. `subject` is the network or the key. If the key is an
+    /// address, it is the key of that address, and otherwise the key of the text. Without a value, the change ends the
+    /// entry.
     ///
     /// # Errors
-    /// Returns an error if the subject is missing, cannot be read, or must not be there.
+    /// Returns an error if the subject is missing or cannot be read, or if the kind has no subject.
     pub fn of_text(
         kind: FleetKind,
         name: &str,
@@ -204,7 +206,7 @@ impl FleetChange {
         Ok(Self { target, value: value.map(Into::into), lasting: None, seen: None })
     }
 
-    /// Sets the value of a target that is known, or without a value ends its entry.
+    /// Makes a change of a known target. Without a value, the change ends the target's entry.
     #[cfg(feature = "status")]
     pub(crate) fn of_target(target: FleetTarget, value: Option<&str>) -> Self {
         Self { target, value: value.map(Into::into), lasting: None, seen: None }
@@ -216,19 +218,20 @@ impl FleetChange {
         &self.target
     }
 
-    /// Lets the entry end after this time, at least a second. Without it the entry stays until it is ended.
+    /// Sets how long the entry lasts, at least a second. By default the entry stays until a change ends
+    /// it.
     #[must_use]
     pub fn lasting(self, lasting: Duration) -> Self {
         Self { lasting: Some(lasting.max(Duration::from_secs(1))), ..self }
     }
 
-    /// Makes the change only if nobody else changed the target after this revision.
+    /// Makes the change fail if the target was changed after `revision`.
     #[must_use]
     pub fn seen(self, revision: u64) -> Self {
         Self { seen: Some(revision), ..self }
     }
 
-    /// Returns an error if a text is too long, or there is no name.
+    /// Returns an error if a text is too long, or if the name is empty.
     pub(super) fn check_size(&self) -> Result<(), FleetError> {
         let FleetTarget { kind, name, subject } = &self.target;
         if name.len().max(subject.len()) > WORD_MAX || name.is_empty() {
@@ -241,7 +244,7 @@ impl FleetChange {
         Ok(())
     }
 
-    /// Returns an error if the value does not fit the kind.
+    /// Returns an error if the value is not valid for the target's kind.
     pub(super) fn check_value(&self) -> Result<(), FleetError> {
         let Some(value) = &self.value else { return Ok(()) };
         match self.target.kind {
@@ -257,7 +260,7 @@ impl FleetChange {
     }
 }
 
-/// The setting of a target, who made it, when and why.
+/// The setting of a target, with its author, its time and its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FleetEntry {
@@ -265,15 +268,15 @@ pub struct FleetEntry {
     pub target: FleetTarget,
     /// The value as text.
     pub value: Arc<str>,
-    /// When it ends. `None` if it stays until somebody ends it.
+    /// When the setting ends. `None` if it stays until an operator ends it.
     pub until: Option<Timestamp>,
     /// The revision that set it.
     pub revision: u64,
-    /// When it was set.
+    /// When the setting was made.
     pub at: Timestamp,
-    /// The person or program that set it.
+    /// The person or program that made the setting.
     pub by: Arc<str>,
-    /// The reason that was given.
+    /// The reason that the author gave.
     pub why: Arc<str>,
 }
 
@@ -283,23 +286,23 @@ impl FleetEntry {
     }
 }
 
-/// An action that was done, for the history that operators read.
+/// A past action of an operator, for the history that operators read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FleetAction {
-    /// The revision that it made.
+    /// The revision that the action made.
     pub revision: u64,
-    /// A part of the version that the action made. The process that acted finds the action by it.
+    /// A part of the version that the action made. It lets the process that acted find its action.
     pub(super) tag: u64,
-    /// When it was done.
+    /// The time of the action.
     pub at: Timestamp,
-    /// The person or program that did it.
+    /// The person or program that acted.
     pub by: Arc<str>,
-    /// The reason that was given.
+    /// The reason that the author gave.
     pub why: Arc<str>,
     /// The target that was changed.
     pub target: FleetTarget,
-    /// The value that was set, cut to 512 bytes. `None` if the entry was ended.
+    /// The new value, cut to 512 bytes. `None` if the action ended the entry.
     pub value: Option<Arc<str>>,
     /// When the entry ends, if it was set for a time.
     pub until: Option<Timestamp>,
@@ -313,7 +316,8 @@ fn wrong_value(error: impl std::error::Error + Send + Sync + 'static) -> FleetEr
     invalid("the value cannot be read").caused_by(error)
 }
 
-/// Returns the beginning of a text, as it is kept: without control characters, and of at most 512 bytes.
+/// Returns the beginning of a text in the form that is stored: at most 512 bytes, with control
+/// characters replaced.
 pub(super) fn kept(text: &str) -> Arc<str> {
     let text = text.replace(char::is_control, "\u{fffd}");
     let end = (0..=text.len().min(WORD_MAX)).rev().find(|end| text.is_char_boundary(*end));

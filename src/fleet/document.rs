@@ -1,7 +1,7 @@
-//! The text that processes share: lines of words.
+//! The text that all processes share, which consists of lines of words.
 //!
-//! The first line is `tower-ratelimit-fleet 1 REVISION`. Each other line begins with its kind. A line of a kind that
-//! this version does not know stays as it is.
+//! The first line is `tower-ratelimit-fleet 1 REVISION`. Each other line begins with its kind. A version of this
+//! crate keeps lines of kinds that it does not know.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use super::error::{FleetError, FleetErrorKind};
 use super::words::{push_encoded, push_number, push_word, read_text, words};
 use crate::base::time::{Timestamp, Utc};
 
-/// The longest text in bytes. A store takes values of up to 945 kB.
+/// The longest text in bytes. It is below the 945 kB of the largest value that a store accepts.
 pub(super) const TEXT_MAX: usize = 900_000;
 
 /// The maximum number of entries.
@@ -29,7 +29,7 @@ const REVISION_MAX: u64 = 1 << 53;
 
 const TITLE: &str = "tower-ratelimit-fleet 1 ";
 
-/// The words that begin the line of an action, of the author of a revision, and of the secret.
+/// The first words of three kinds of lines: an action, the author of a revision, and the secret.
 const ACTION: &str = "did";
 const AUTHOR: &str = "by";
 const SECRET: &str = "secret";
@@ -41,7 +41,8 @@ pub(super) struct FleetDocument {
     pub(super) entries: BTreeMap<FleetTarget, Arc<FleetEntry>>,
     /// The latest first.
     pub(super) actions: VecDeque<FleetAction>,
-    /// A secret of all processes, for the tokens of their status pages. The first change makes it.
+    /// A secret that all processes share, for the tokens of their status pages. The first change makes
+    /// it.
     pub(super) secret: Option<u128>,
     /// The lines of other versions.
     unknown: Vec<Box<str>>,
@@ -55,7 +56,7 @@ pub(super) struct FleetAuthor<'a> {
     pub(super) at: Timestamp,
     /// A part of the version that the change makes.
     pub(super) tag: u64,
-    /// The secret of all processes, if there is none yet.
+    /// The secret that the change adds if the document has no secret yet.
     pub(super) secret: u128,
 }
 
@@ -166,7 +167,7 @@ impl FleetDocument {
         text
     }
 
-    /// Returns the document after these changes, and its text.
+    /// Returns the document after `changes`, and the text of the new document.
     pub(super) fn changed(
         &self,
         changes: &[FleetChange],
@@ -208,7 +209,8 @@ impl FleetDocument {
         Ok((next, text))
     }
 
-    /// Returns an error if the target was changed after the revision that the change was made on.
+    /// Returns an error if the target was changed after the revision that the author of the change had
+    /// seen.
     fn refuse_unseen(&self, change: &FleetChange) -> Result<(), FleetError> {
         let Some(seen) = change.seen else { return Ok(()) };
         let later = self.actions.iter().find(|action| action.target == change.target && action.revision > seen);
@@ -250,12 +252,12 @@ impl FleetDocument {
         }
     }
 
-    /// Returns when an entry that holds ends next.
+    /// Returns the next instant at which an entry that is in force ends.
     pub(super) fn next_end(&self, now: Timestamp) -> Option<Timestamp> {
         self.entries.values().filter(|entry| entry.holds(now)).filter_map(|entry| entry.until).min()
     }
 
-    /// Returns the revision with an action of this tag.
+    /// Returns the revision that an action with this tag made.
     pub(super) fn made(&self, tag: u64) -> Option<u64> {
         self.actions.iter().find(|action| action.tag == tag).map(|action| action.revision)
     }
@@ -266,7 +268,7 @@ fn conflict(by: &str, at: Timestamp, revision: u64, why: &str) -> FleetError {
     FleetError::new(FleetErrorKind::Conflict, message)
 }
 
-/// Returns the change that puts the former rules in force.
+/// Returns the change that puts the rules before the last change in force again.
 pub(super) fn rollback(document: &FleetDocument, name: &str) -> Result<FleetChange, FleetError> {
     let target = |kind| FleetTarget::new(kind, name);
     let (rules, former) = (target(FleetKind::Rules), target(FleetKind::FormerRules));
@@ -277,7 +279,7 @@ pub(super) fn rollback(document: &FleetDocument, name: &str) -> Result<FleetChan
     Ok(FleetChange { target: rules, value, lasting: None, seen: Some(document.revision) })
 }
 
-/// Writes a space and an instant in microseconds, or `-`.
+/// Writes a space, and then an instant in microseconds, or `-` for `None`.
 fn push_time(text: &mut String, at: Option<Timestamp>) {
     match at {
         Some(at) => push_number(text, at.as_micros()),
@@ -301,7 +303,8 @@ fn read_time(word: &str) -> Option<Option<Timestamp>> {
     if word == "-" { Some(None) } else { word.parse().ok().map(|us| Some(Timestamp::from_micros(us))) }
 }
 
-/// Returns the text that stands for a word: that of an entry before, if it is the same. Most entries share a few texts.
+/// Returns the text of the entry before if it is equal, so that equal texts share memory. Most entries have one of a
+/// few texts.
 fn shared(text: Arc<str>, before: Option<&Arc<str>>) -> Arc<str> {
     before.filter(|before| **before == text).map_or(text, Arc::clone)
 }

@@ -10,13 +10,13 @@ use crate::base::sync::{Mutex, lock};
 use crate::error::BoxError;
 use crate::limiter::{BoxFuture, SharedText, TextRead, VersionedText};
 
-/// The text of one process, in a file.
+/// The text of the operators' settings, in a file of one process.
 #[derive(Clone)]
 pub(super) struct FileText(Arc<Inner>);
 
 struct Inner {
     path: PathBuf,
-    /// Held while the file is read or replaced.
+    /// The lock that is held while the file is read or replaced.
     file: Mutex<()>,
 }
 
@@ -25,7 +25,7 @@ impl FileText {
         Self(Arc::new(Inner { path, file: Mutex::default() }))
     }
 
-    /// Runs this where it may block.
+    /// Runs a function under the lock, on a thread that may block.
     async fn run<T: Send + 'static>(
         &self,
         run: impl FnOnce(&Inner) -> Result<T, BoxError> + Send + 'static,
@@ -54,7 +54,7 @@ impl Inner {
         found.map(Some).ok_or_else(|| "this crate did not write the file".into())
     }
 
-    /// Replaces the file in one step. If the process crashes before that, the former file is still there.
+    /// Replaces the file in one step. If the process crashes earlier, the old file is still complete.
     fn write(&self, next: &VersionedText) -> Result<(), BoxError> {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");

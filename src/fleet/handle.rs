@@ -1,4 +1,4 @@
-//! The handle of the operators' settings: the task that reads it, and the changes.
+//! The handle of the operators' settings: the task that reads the settings, and the changes to them.
 
 #[cfg(feature = "status")]
 use std::collections::BTreeSet;
@@ -36,21 +36,21 @@ use crate::rules_in_force::hash;
 /// The time between two readings.
 const READ_EVERY: Duration = Duration::from_secs(1);
 
-/// The longest time of a call to the store. No request waits for it.
+/// The longest time of a call to the store. No request waits for such a call.
 const CALL: Duration = Duration::from_secs(2);
 
-/// The number of times that a change is tried while others change something, or calls are lost.
+/// How often a change is tried while other processes change something, or calls fail.
 const TRIES: usize = 50;
 
-/// The longest time of all these tries together.
+/// The longest time of all tries of a change together.
 const CHANGE: Duration = Duration::from_secs(10);
 
-/// The pause after a call that was lost.
+/// The pause after a failed call.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The settings of operators for all processes that share a store. Clones are the same.
+/// The settings of operators for all processes that share a store. Clones share all settings.
 ///
-/// See the [module](super) for an example.
+/// The [module's documentation](super) has an example.
 #[derive(Clone)]
 pub struct Fleet(Arc<Inner>);
 
@@ -101,31 +101,32 @@ impl KnownFleet {
 }
 
 /// The revision of the operators' settings that is in force in this process. Two processes have the same
-/// settings if the [`hash`](Self::hash) is the same.
+/// settings if their [`hash`](Self::hash) is equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FleetInForce {
-    /// The number of changes so far, in all processes.
+    /// The number of the revision: how often any process has changed the settings.
     pub revision: u64,
-    /// A hash of the text, of 48 bits, so that a metric holds it exactly.
+    /// A 48-bit hash of the settings' text. A metric can hold 48 bits exactly.
     pub hash: u64,
-    /// Since when this process has the revision, by the calendar.
+    /// The calendar time since which this process has the revision.
     pub since: Timestamp,
-    /// When the store last answered. `None` if the store has never answered. Then nothing is in force.
+    /// When the store last answered. `None` if the store has never answered, and therefore no setting
+    /// is in force.
     pub read_at: Option<Timestamp>,
-    /// Why the last reading failed. What is in force stays.
+    /// Why the last reading failed. The settings that are in force stay.
     pub error: Option<Arc<str>>,
 }
 
 impl Fleet {
-    /// Keeps the operators' settings beside the states of a limiter: in its Redis, or its store. Reads them at once,
-    /// and then once a second. **Keep the fleet or a clone of it**: when the last one is dropped, all values stay as
-    /// they are.
+    /// Keeps the operators' settings where a limiter keeps its states: in its Redis or its store. Reads the settings
+    /// at once, and then once per second. **Keep the fleet or a clone of it**: after the last clone is dropped, all
+    /// values stay as they are.
     ///
-    /// If the store does not answer, nothing is set until it does.
+    /// If the store does not answer, no setting is in force until it answers.
     ///
     /// # Errors
-    /// Returns an error if the limiter has no store, or there is no tokio runtime.
+    /// Returns an error if the limiter has no store, or if there is no Tokio runtime.
     pub async fn beside<L: Limiter>(limiter: &L) -> Result<Self, FleetError> {
         let Some(text) = limiter.hooks().shared_text() else {
             let message = "this limiter keeps nothing for other processes: use Fleet::in_file";
@@ -134,10 +135,11 @@ impl Fleet {
         Self::over(text, Arc::new(CalendarClock)).await
     }
 
-    /// Keeps the operators' settings in a file, so that they survive restarts. The file belongs to one process.
+    /// Keeps the operators' settings in a file, so that they survive restarts. Only one process may use the
+    /// file.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or there is no tokio runtime.
+    /// Returns an error if the file cannot be read, or if there is no Tokio runtime.
     pub async fn in_file(path: impl AsRef<Path>) -> Result<Self, FleetError> {
         let fleet = Self::over(Arc::new(FileText::new(path.as_ref().to_owned())), Arc::new(CalendarClock)).await?;
         match fleet.in_force().error {
@@ -146,7 +148,7 @@ impl Fleet {
         }
     }
 
-    /// Keeps the operators' settings in this text.
+    /// Keeps the operators' settings in `text`.
     pub(super) async fn over(text: Arc<dyn SharedText>, clock: Arc<dyn Clock>) -> Result<Self, FleetError> {
         let Ok(runtime) = Handle::try_current() else {
             return Err(FleetError::new(FleetErrorKind::Unsupported, "a fleet is made within a tokio runtime"));
@@ -160,7 +162,7 @@ impl Fleet {
     /// Waits until the store has answered.
     ///
     /// # Errors
-    /// Returns an error that says why it did not answer within this time.
+    /// Returns an error if the store does not answer in the time `within`. The error says why.
     pub async fn wait_until_read(&self, within: Duration) -> Result<(), FleetError> {
         let reading = async {
             while self.0.read().await.is_err() {
@@ -174,9 +176,9 @@ impl Fleet {
         Ok(())
     }
 
-    /// Adds an observer of [events](crate::observe::FleetEvent). An observer with the same
-    /// [identity](Observer::identity) is added once. It at once gets the revision in force, and the
-    /// error if the store does not answer.
+    /// Adds an observer of [events](crate::observe::FleetEvent). Of several observers with one
+    /// [identity](Observer::identity), only the first is added. The new observer at once gets the
+    /// revision in force, and the error if the store does not answer.
     pub fn observe(&self, observer: impl Observer + 'static) {
         let observer: Arc<dyn Observer> = Arc::new(observer);
         let (known, error) = {
@@ -191,16 +193,16 @@ impl Fleet {
         [Some(known), unreadable].iter().flatten().for_each(|event| observer.on_fleet_event(event));
     }
 
-    /// Returns the mode of this name, which is `otherwise` unless an operator set another one. The fleet sets it: do
-    /// not set it yourself.
+    /// Returns the mode with this name. It is `otherwise` unless an operator has set another mode. Only the fleet
+    /// may set this switch.
     pub fn mode(&self, name: impl Into<Box<str>>, otherwise: Mode) -> ModeSwitch {
         let table = self
             .table(name.into(), FleetKind::Mode, || FleetTable::Mode { switch: ModeSwitch::new(otherwise), otherwise });
         if let FleetTable::Mode { switch, .. } = table { switch } else { ModeSwitch::new(otherwise) }
     }
 
-    /// Returns the quota of this name, which is `otherwise` unless an operator set another one. The fleet sets it: do
-    /// not set it yourself. A quota that a layer's limiter does not support is left out.
+    /// Returns the quota with this name. It is `otherwise` unless an operator has set another quota. Only the fleet
+    /// may set this switch. The fleet ignores a quota that a layer's limiter does not support.
     pub fn quota(&self, name: impl Into<Box<str>>, otherwise: Quota) -> QuotaSwitch {
         let table = self.table(name.into(), FleetKind::Quota, || FleetTable::Quota {
             switch: QuotaSwitch::new(otherwise),
@@ -209,27 +211,28 @@ impl Fleet {
         if let FleetTable::Quota { switch, .. } = table { switch } else { QuotaSwitch::new(otherwise) }
     }
 
-    /// Returns the overrides of this name, for [`Rule::quota_from`](crate::Rule::quota_from). They follow by
-    /// themselves.
+    /// Returns the overrides with this name, for [`Rule::quota_from`](crate::Rule::quota_from). The
+    /// overrides follow the operators' settings by themselves.
     pub fn overrides(&self, name: impl Into<Box<str>>) -> Overrides<Quota> {
         let table = self.table(name.into(), FleetKind::Override, || FleetTable::Overrides(OwnOverrides::new()));
         if let FleetTable::Overrides(own) = table { own.table } else { Overrides::new() }
     }
 
-    /// Returns the overrides of this name, for [`Rule::plans`](crate::Rule::plans). They follow by themselves.
+    /// Returns the overrides with this name, for [`Rule::plans`](crate::Rule::plans). The overrides follow the
+    /// operators' settings by themselves.
     pub fn plans(&self, name: impl Into<Box<str>>) -> Overrides<usize> {
         let table = self.table(name.into(), FleetKind::Plan, || FleetTable::Plans(OwnOverrides::new()));
         if let FleetTable::Plans(own) = table { own.table } else { Overrides::new() }
     }
 
-    /// Returns the access list of this name, for [`RateLimitLayer::access`](crate::RateLimitLayer::access). It follows
-    /// by itself.
+    /// Returns the access list with this name, for [`RateLimitLayer::access`](crate::RateLimitLayer::access). The list
+    /// follows the operators' settings by itself.
     pub fn access(&self, name: impl Into<Box<str>>) -> AccessList {
         let table = self.table(name.into(), FleetKind::Network, || FleetTable::Access(OwnAccess::new()));
         if let FleetTable::Access(own) = table { own.list } else { AccessList::new() }
     }
 
-    /// Lets rules follow what operators put in force under this name.
+    /// Makes rules follow the settings that operators put in force under this name.
     #[cfg(feature = "rules")]
     pub(crate) fn follow_rules(&self, name: &str, rules: &Weak<dyn FollowFleet>) {
         self.access(name);
@@ -237,7 +240,7 @@ impl Fleet {
         self.0.apply();
     }
 
-    /// Returns the table of a name, which is made when it is first asked for.
+    /// Returns the table with this name. The first call for a name makes its table.
     fn table(&self, name: Box<str>, kind: FleetKind, make: impl FnOnce() -> FleetTable) -> FleetTable {
         let table = {
             let mut state = lock(&self.0.state);
@@ -253,11 +256,12 @@ impl Fleet {
         table
     }
 
-    /// Makes changes in all processes, all or none. Returns the revision that they made. They are in force here when
-    /// this returns, and in the other processes a second later. `by` and `why` are kept with them.
+    /// Makes changes in all processes, either all of them or none. Returns the revision that the changes made. When
+    /// this method returns, the changes are in force in this process. In the other processes they are in force a
+    /// second later. The store also keeps `by` and `why`.
     ///
-    /// If others change something at the same time, the changes are made on top of theirs. If an answer is lost, this
-    /// finds out whether the changes were made. It returns within ten seconds.
+    /// If other processes change something at the same time, this method makes its changes on top of theirs. If an
+    /// answer is lost, the method finds out whether the changes were made. It returns within ten seconds.
     ///
     /// # Errors
     /// See [`FleetErrorKind`].
@@ -273,11 +277,11 @@ impl Fleet {
         self.make(by, why, move |_: &FleetDocument| Ok(Arc::clone(&changes))).await
     }
 
-    /// Restores the rules that were in force before their last change: a text, or those of the file. Returns the
-    /// revision that it made.
+    /// Restores the rules that were in force before their last change: the text of an earlier change, or the
+    /// rules of the file. Returns the revision that the rollback made.
     ///
     /// # Errors
-    /// As [`change`](Self::change).
+    /// See [`FleetErrorKind`].
     pub async fn rollback(&self, by: &str, why: &str, name: &str) -> Result<u64, FleetError> {
         let name: Arc<str> = name.into();
         self.make(by, why, move |document: &FleetDocument| rollback(document, &name).map(|change| [change].into()))
@@ -343,13 +347,13 @@ impl Fleet {
         }))
     }
 
-    /// Lets this process report to the others every five seconds.
+    /// Makes this process report to the other processes every five seconds.
     #[cfg(feature = "status")]
     pub(crate) fn report_by(&self, make: impl Fn(u64, u64) -> String + Send + Sync + 'static) {
         lock(&self.0.state).reporter = Some(Arc::new(Reporter::new(make)));
     }
 
-    /// Returns the last reports of all processes, and whether each is that of this process.
+    /// Returns the last report of each process, and whether it is this process's own report.
     #[cfg(feature = "status")]
     pub(crate) async fn reports(&self) -> Result<Vec<(Arc<str>, bool)>, FleetError> {
         let reporter = lock(&self.0.state).reporter.clone();
@@ -358,7 +362,8 @@ impl Fleet {
         Ok(reports.into_iter().map(|report| (Arc::clone(&report.text), is_own(&report))).collect())
     }
 
-    /// Returns a secret of all processes, which the first change makes. `None` if the store does not answer.
+    /// Returns the secret that all processes share. The first change makes the secret. Returns `None` if the
+    /// store does not answer.
     #[cfg(feature = "status")]
     pub(crate) async fn shared_secret(&self) -> Option<u128> {
         if self.secret().is_none() && self.in_force().error.is_none() {
@@ -367,13 +372,14 @@ impl Fleet {
         self.secret()
     }
 
-    /// Returns the secret of all processes, if it is known here.
+    /// Returns the secret that all processes share, if this process has read it.
     #[cfg(feature = "status")]
     pub(crate) fn secret(&self) -> Option<u128> {
         lock(&self.0.state).known.document.secret
     }
 
-    /// Returns the kinds and names of what operators can set by a short value in this program, in their order.
+    /// Returns the kinds and names of the settings that operators can change with a short value in this
+    /// program, in order.
     #[cfg(feature = "status")]
     pub(crate) fn settable(&self) -> BTreeSet<(FleetKind, Box<str>)> {
         let tables = lock(&self.0.state).tables.clone();
@@ -400,7 +406,7 @@ impl Fleet {
         settable
     }
 
-    /// Returns whether operators can set something of this kind for a rule of this name in a file.
+    /// Returns whether operators can set something of this kind for a rule with this name in a file.
     #[cfg(feature = "rules")]
     fn has_rule_for(&self, kind: FleetKind, name: &str) -> bool {
         let tables = lock(&self.0.state).tables.clone();
@@ -410,7 +416,8 @@ impl Fleet {
         rules.into_iter().any(|rules| rules.rule_names(kind).iter().any(|known| **known == *name))
     }
 
-    /// Returns an error if a change has a wrong value, or if this process has nothing of its name.
+    /// Returns an error if a change has a wrong value, or if this process has no setting with the
+    /// change's name.
     fn check(&self, changes: &[FleetChange]) -> Result<(), FleetError> {
         let mut before: Option<&FleetChange> = None;
         for change in changes {
@@ -430,7 +437,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Returns an error if this process has nothing of the change's name.
+    /// Returns an error if this process has no setting with the change's name.
     fn check_here(&self, change: &FleetChange) -> Result<(), FleetError> {
         let FleetTarget { kind, name, .. } = &change.target;
         let tables: Vec<(Box<str>, FleetTable)> = {
@@ -474,7 +481,7 @@ impl Fleet {
         }
     }
 
-    /// Returns what is set now.
+    /// Returns the entries that are in force now.
     #[must_use]
     pub fn entries(&self) -> Vec<FleetEntry> {
         let (document, now) = (Arc::clone(&lock(&self.0.state).known.document), self.0.clock.now());
@@ -500,15 +507,15 @@ trait MakeChanges: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> 
 
 impl<F: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sync + 'static> MakeChanges for F {}
 
-/// Runs what takes milliseconds, or calls the application, on a thread that may block. A text of 900 kB would otherwise
-/// keep the tasks of a worker waiting.
+/// Runs a function that takes milliseconds or calls the application, on a thread that may block. Otherwise a text of
+/// 900 kB would delay the other tasks of a worker thread.
 async fn aside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, FleetError> {
     tokio::task::spawn_blocking(run).await.map_err(|error| {
         FleetError::new(FleetErrorKind::Unavailable, "the call was cut off, so it may be done or not").caused_by(error)
     })
 }
 
-/// Reads once a second, until the fleet is dropped.
+/// Reads the settings once per second, until the fleet is dropped.
 async fn follow(shared: Weak<Inner>) {
     let mut ticks = interval(READ_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -527,7 +534,7 @@ async fn follow(shared: Weak<Inner>) {
 }
 
 impl Inner {
-    /// Calls the store for a bounded time.
+    /// Calls the store, and waits for its answer for at most [`CALL`].
     async fn call<T>(&self, call: impl Future<Output = Result<T, BoxError>>) -> Result<T, FleetError> {
         match timeout(CALL, call).await {
             Ok(Ok(answer)) => Ok(answer),
@@ -538,7 +545,7 @@ impl Inner {
         }
     }
 
-    /// Writes the report of this process, if it is due and the store answers.
+    /// Writes the report of this process if the report is due and the store answers.
     #[cfg(feature = "status")]
     async fn report(&self) {
         let (reporter, revision, hash) = {
@@ -551,7 +558,7 @@ impl Inner {
         }
     }
 
-    /// Reads the text, and puts it in force if it has changed.
+    /// Reads the text from the store, and puts it in force if it has changed.
     async fn read(self: &Arc<Self>) -> Result<(), FleetError> {
         let read = self.read_text().await;
         let now = self.clock.now();
@@ -587,8 +594,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Puts in force what was found in the store. Returns the text that is in force, if the store has lost it, or has
-    /// an older one.
+    /// Puts the document that was found in the store in force. If the store has lost the text that is in force, or
+    /// has an older text, returns the text in force.
     fn take_in(&self, found: Option<VersionedText>) -> Result<Option<VersionedText>, FleetError> {
         let document = match &found {
             None => None,
@@ -608,7 +615,7 @@ impl Inner {
         Ok(None)
     }
 
-    /// Puts a document in force, unless a later one is.
+    /// Puts a document in force, unless a later document is already in force.
     fn put_in_force(&self, document: FleetDocument, text: &VersionedText) {
         let next = KnownFleet::new(document, Some(text.version), &text.text, self.clock.now());
         let (event, observers) = {
@@ -624,8 +631,8 @@ impl Inner {
         report(&observers, &event);
     }
 
-    /// Makes all tables follow the document in force. No lock is held, because the tables call the application. So this
-    /// begins again if another document has come into force meanwhile.
+    /// Makes all tables follow the document in force. No lock is held, because the tables call the application. So the
+    /// function starts again if another document has come into force meanwhile.
     fn apply(&self) {
         loop {
             let (known, tables) = {
@@ -659,7 +666,8 @@ impl Inner {
 
 #[cfg(feature = "rules")]
 impl FleetState {
-    /// Makes a table for each name of an override, if rules may have it. Leaves out rules that were dropped.
+    /// Makes a table for each name that has overrides, if this process has rules of files. Removes the
+    /// tables of rules that were dropped.
     fn enter_overrides(&mut self) {
         let is_gone = |table: &FleetTable| matches!(table, FleetTable::Rules(rules) if rules.strong_count() == 0);
         self.tables.retain(|(_, table)| !is_gone(table));
@@ -682,7 +690,7 @@ impl FleetState {
     }
 }
 
-/// Returns what is set for the rules of a file with this name.
+/// Returns the operators' settings for the rules of the file with this name.
 #[cfg(feature = "rules")]
 fn rule_settings(
     document: &FleetDocument,

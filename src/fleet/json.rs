@@ -6,9 +6,11 @@ use crate::base::json::Object;
 use crate::base::time::{Timestamp, Utc};
 
 impl Fleet {
-    /// Returns what is in force, what is set, and the last actions of all processes, as a JSON object.
+    /// Returns the revision in force, the entries, and the last actions of all processes, as a JSON
+    /// object.
     ///
-    /// It has keys as [`Key::display`](crate::Key::display) writes them, and a key may be a secret.
+    /// The object contains keys in the form of [`Key::display`](crate::Key::display), and a key may be
+    /// a secret.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = String::new();

@@ -1,6 +1,6 @@
-//! Settings of operators for all processes at once, kept with the limiter's store.
+//! Settings of operators for all processes at once, kept in the limiter's store.
 //!
-//! A [`Fleet`] hands out modes, quotas, overrides and access lists, which layers take as usual.
+//! A [`Fleet`] returns modes, quotas, overrides and access lists, which layers accept as usual.
 //! [`Fleet::change`] writes a change to the store, and each process reads it within a second.
 //!
 //! ```
@@ -34,15 +34,15 @@
 //! # What is kept
 //!
 //! The store keeps one text of at most 900 kB, with the entries, the last 100 actions, and the number of the
-//! revision. It is replaced as a whole by compare and swap, so no change undoes another one. Lines that a version of
-//! this crate does not know stay as they are, so processes of two versions share a fleet.
+//! revision. A compare-and-swap replaces the text as a whole, so that no change undoes another change. Each version
+//! of this crate keeps lines that it does not know, so that processes of two versions can share a fleet.
 //!
 //! # When the store fails
 //!
 //! A process that cannot read the text keeps the settings that it knows, and [says so](FleetInForce::error). If the
-//! store has lost the text, or has an older revision after a failover, a process that knows a newer one puts it back.
-//! So a change is lost only if a failover loses it, and something else is changed before a process that knows it has
-//! put it back. Entries end by the calendar of each process.
+//! store has lost the text, or has an older revision after a failover, a process that knows a newer revision restores
+//! the newer text. So a change is lost only if a failover loses it, and another change is made before a process that
+//! knows the lost change has restored it. Each process ends entries according to its own calendar time.
 
 mod change;
 mod document;

@@ -1,4 +1,4 @@
-//! The reports of processes, by which the status page of each shows all.
+//! The reports of processes, with which the status page of each process shows all processes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use crate::base::sync::{Mutex, lock};
 use crate::error::BoxError;
 use crate::limiter::{REPORT_MAX, REPORTS_MAX, SharedText, VersionedText};
 
-/// The number of readings for each of which a process reports once: they are a second apart.
+/// A process reports once in this many readings of the settings, which are a second apart.
 const READINGS: u64 = 5;
 
-/// The time that a report is kept.
+/// How long a report is kept.
 const LASTS: Duration = Duration::from_secs(20);
 
-/// The number of places that are tried at a time.
+/// How many of the store's places for reports a write tries.
 const TRIES: usize = 8;
 
-/// Makes a report. The arguments are the revision of the operators' settings in force, and their hash.
+/// Makes a report. The arguments are the revision and the hash of the operators' settings in force.
 type MakeReport = dyn Fn(u64, u64) -> String + Send + Sync;
 
-/// Writes the reports of this process.
+/// Writes this process's reports to the store.
 pub(super) struct Reporter {
     make: Arc<MakeReport>,
     process: u128,
@@ -41,15 +41,15 @@ impl Reporter {
         Self { make: Arc::new(make), process, state: Mutex::new(ReporterState { readings: 0, place }) }
     }
 
-    /// Returns whether a report is due after this reading.
+    /// Counts a reading of the settings, and returns whether a report is due after it.
     pub(super) fn is_due(&self) -> bool {
         let mut state = lock(&self.state);
         state.readings += 1;
         state.readings % READINGS == 1
     }
 
-    /// Writes a report about this revision, in a place that no other process has. If all that it tries are taken, it
-    /// goes on from there the next time.
+    /// Writes a report about this revision to a place that no other process uses. If all places that the write tries
+    /// are used, the next write continues with the place after them.
     pub(super) async fn write(&self, text: &dyn SharedText, revision: u64, hash: u64) -> Result<(), BoxError> {
         let make = Arc::clone(&self.make);
         let report = tokio::task::spawn_blocking(move || make(revision, hash)).await?;

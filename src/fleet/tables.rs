@@ -1,4 +1,5 @@
-//! The modes, quotas, overrides and lists that the program took, which follow the operators' settings.
+//! The modes, quotas, overrides and access lists that the program got from the fleet, and that follow
+//! the operators' settings.
 
 #[cfg(feature = "rules")]
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use crate::middleware::rule::{OverrideId, Overrides, QuotaSwitch};
 use crate::mode::{Mode, ModeSwitch};
 use crate::quota::Quota;
 
-/// A setting that the program took under a name, and that follows the entries of that name.
+/// A setting that the program got under a name. It follows the entries with that name.
 #[derive(Clone)]
 pub(super) enum FleetTable {
     Mode {
@@ -33,16 +34,17 @@ pub(super) enum FleetTable {
     Rules(Weak<dyn FollowFleet>),
 }
 
-/// Rules that follow what operators put in force.
+/// Rules of a file that follow the operators' settings.
 #[cfg(feature = "rules")]
 pub(crate) trait FollowFleet: Send + Sync {
-    /// Puts a text in force, or without one the rules of the file, with the operators' settings for its rules.
+    /// Puts the rules of a text in force, or the rules of the file if `text` is `None`. Also puts the
+    /// operators' settings for these rules in force.
     fn follow_fleet(&self, text: Option<&str>, settings: FleetRuleSettings);
 
     /// Returns the names of the rules for which operators can set something of this kind.
     fn rule_names(&self, kind: FleetKind) -> Vec<Box<str>>;
 
-    /// Returns why a text could not be put in force.
+    /// Returns an error that says why a text cannot be put in force.
     fn check_text(&self, text: &str) -> Result<(), String>;
 }
 
@@ -50,17 +52,19 @@ pub(crate) trait FollowFleet: Send + Sync {
 #[cfg(feature = "rules")]
 #[derive(Clone, Default)]
 pub(crate) struct FleetRuleSettings {
-    /// The modes, by the names of rules.
+    /// The mode of each rule, by the rule's name.
     pub(crate) modes: BTreeMap<Box<str>, Mode>,
-    /// The overrides, by the names of rules. They follow by themselves.
+    /// The overrides of each rule, by the rule's name. They follow the operators' settings by
+    /// themselves.
     pub(crate) overrides: BTreeMap<Box<str>, Overrides<Quota>>,
-    /// The clients that are always allowed or denied, if there are any. The list follows by itself.
+    /// The clients that are always allowed or denied, if operators have set any. The list follows the
+    /// operators' settings by itself.
     pub(crate) clients: Option<AccessList>,
 }
 
 #[cfg(feature = "rules")]
 impl FleetRuleSettings {
-    /// Returns whether rules that were made with the other settings can stay.
+    /// Returns whether rules that were made with the settings `other` can stay unchanged.
     pub(crate) fn is_alike(&self, other: &Self) -> bool {
         self.modes == other.modes
             && self.overrides.keys().eq(other.overrides.keys())
@@ -68,26 +72,26 @@ impl FleetRuleSettings {
     }
 }
 
-/// Overrides that only the fleet sets, so that it knows what it has set.
+/// Overrides that only the fleet sets, so that the fleet knows all of them.
 pub(super) struct OwnOverrides<T> {
     pub(super) table: Overrides<T>,
-    /// The entries that are set, in the order of their targets.
+    /// The entries that are in the table, in the order of their targets.
     set: Arc<Mutex<Vec<SetOverride>>>,
 }
 
-/// An entry that is set, and the override that it made.
+/// An entry that is in the table, and the override that was made from it.
 type SetOverride = (Arc<FleetEntry>, OverrideId);
 
 /// An access list that only the fleet sets.
 #[derive(Clone)]
 pub(super) struct OwnAccess {
     pub(super) list: AccessList,
-    /// The entries that are set.
+    /// The entries that are in the list.
     set: Arc<Mutex<Vec<Arc<FleetEntry>>>>,
 }
 
 impl FleetTable {
-    /// Returns the kinds of entries that are for this table.
+    /// Returns the kinds of entries that this table follows.
     pub(super) fn kinds(&self) -> &'static [FleetKind] {
         match self {
             Self::Mode { .. } => &[FleetKind::Mode],
@@ -100,8 +104,8 @@ impl FleetTable {
         }
     }
 
-    /// Makes the table follow the entries of its kinds that hold, in the order of their targets. Does nothing if it
-    /// already does.
+    /// Updates the table to `entries`: the entries of its kinds that are in force, in the order of their targets.
+    /// Does nothing if the table is up to date.
     pub(super) fn follow<'a>(
         &self,
         entries: impl Iterator<Item = &'a Arc<FleetEntry>> + Clone,

@@ -1,13 +1,13 @@
-//! Lines of words, as processes of all versions write and read them.
+//! Functions for lines of words, which processes of all versions write and read.
 
 use std::sync::Arc;
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 
-/// The bytes that a word has percent-encoded.
+/// The bytes that are percent-encoded in a word.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 
-/// Writes a space and a text as a word. An empty text is `-`.
+/// Writes a space, and then a text as a word. An empty text is written as `-`.
 pub(crate) fn push_word(text: &mut String, word: &str) {
     text.push(' ');
     push_encoded(text, word);
@@ -28,7 +28,7 @@ pub(crate) fn push_number(text: &mut String, number: u64) {
     text.push_str(itoa::Buffer::new().format(number));
 }
 
-/// Returns the words of a line, if there are as many.
+/// Returns the words of a line, or `None` if the line does not have `COUNT` words.
 pub(crate) fn words<const COUNT: usize>(line: &str) -> Option<[&str; COUNT]> {
     let (mut words, mut rest) = ([""; COUNT], line.split(' '));
     for word in &mut words {
@@ -37,7 +37,7 @@ pub(crate) fn words<const COUNT: usize>(line: &str) -> Option<[&str; COUNT]> {
     rest.next().is_none().then_some(words)
 }
 
-/// Returns the text of a word.
+/// Returns the text that a word encodes.
 pub(crate) fn read_text(word: &str) -> Option<Arc<str>> {
     if word == "-" { Some("".into()) } else { Some(percent_decode_str(word).decode_utf8().ok()?.into()) }
 }

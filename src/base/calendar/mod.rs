@@ -1,6 +1,6 @@
-//! Windows of the calendar: which day, week, month, quarter or year an instant is in.
+//! Windows of the calendar: which day, week, month, quarter or year contains an instant.
 //!
-//! It computes with integers of 64 bits, on any machine: with seconds and days since 1970.
+//! This module computes with seconds and days since 1970, as 64-bit integers on every platform.
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +13,7 @@ use crate::base::zone::{DAY_S, Zone};
 
 const SECOND_US: u64 = 1_000_000;
 
-/// The windows of a quota of the calendar: days, weeks, months, quarters or years, in a time zone.
+/// The windows of a calendar quota: days, weeks, months, quarters or years, in a time zone.
 ///
 /// ```
 /// use tower_ratelimit::Quota;
@@ -26,14 +26,16 @@ const SECOND_US: u64 = 1_000_000;
 /// # Ok(()) }
 /// ```
 ///
-/// A window begins at an edge and ends right before the next one. Its edges are midnights of its time
-/// zone, which is UTC unless [`zone`](Self::zone) names another one. So a day in such a zone may have 23
-/// or 25 hours. If a midnight does not exist, the edge is the day's first instant. If it happens twice,
-/// the edge is the first of the two. Time is Unix time, without leap seconds.
+/// A window begins at an edge and ends right before the next edge. The edges are midnights of the
+/// calendar's time zone, which is UTC unless [`zone`](Self::zone) names another zone. So a day in a zone
+/// with daylight saving time may have 23 or 25 hours. If a midnight does not exist, the edge is the
+/// day's first instant. If a midnight happens twice, the edge is the first of the two. Time is Unix
+/// time, without leap seconds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Calendar {
     pub(crate) unit: CalendarUnit,
-    /// The first day of a week, 0 for Monday; the day on which a month begins, from 1 to 31; otherwise 0.
+    /// The first day of a week (0 is Monday), or the day on which a month begins (1 to 31). For other
+    /// units, 0.
     pub(crate) first: u8,
     pub(crate) zone: Zone,
 }
@@ -61,7 +63,7 @@ impl CalendarUnit {
         }
     }
 
-    /// Returns the least and the largest number of days.
+    /// Returns the smallest and the largest number of days in this unit.
     const fn days(self) -> (u64, u64) {
         match self {
             Self::Day => (1, 1),
@@ -83,23 +85,23 @@ impl CalendarUnit {
     }
 }
 
-/// A window, in microseconds since 1970.
+/// A window of a calendar, in microseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CalendarWindow {
     /// The first instant after it.
     pub(crate) end: u64,
-    /// Its length. A window that begins before 1970 has its whole length.
+    /// The length of the window. This is the whole length, even if the window begins before 1970.
     pub(crate) length: u64,
 }
 
 impl CalendarWindow {
-    /// Returns whether this instant is the first of the window, or is before it.
+    /// Returns whether `now` is the window's first instant or earlier.
     #[inline]
     pub(crate) fn begins_at(self, now: u64) -> bool {
         now + self.length <= self.end
     }
 
-    /// Returns the first instant of the window; 0 if it began before 1970.
+    /// Returns the first instant of the window, or 0 if the window began before 1970.
     pub(crate) fn start(self) -> u64 {
         self.end.saturating_sub(self.length)
     }
@@ -116,8 +118,9 @@ impl Calendar {
         self.unit.days().1 * DAY_S as u64 * SECOND_US
     }
 
-    /// Returns the least time of this many windows in a row, in microseconds. A zone may leave out hours, and once a
-    /// whole date. That day has no window then, and a week, month, quarter or year has a day less.
+    /// Returns the shortest time that `windows` windows in a row can take, in microseconds. A time zone may skip
+    /// some hours, and rarely a whole date. A skipped date has no window, and its week, month, quarter or year is a
+    /// day shorter.
     pub(crate) fn shortest_us(self, windows: u64) -> u64 {
         let left_out = match self.unit {
             _ if self.zone.is_utc() => 0,
@@ -127,7 +130,8 @@ impl Calendar {
         (windows * self.unit.days().0 * DAY_S as u64 - left_out as u64) * SECOND_US
     }
 
-    /// Returns the first second of the window that an instant is in, and the first second of the next window.
+    /// Returns the first second of the window that contains an instant, and the first second of the next
+    /// window.
     pub(crate) fn window_s(self, at_s: i64) -> (i64, i64) {
         let local = at_s + self.zone.offset_s(at_s);
         let mut first = self.first_day(local.div_euclid(DAY_S));
@@ -143,7 +147,7 @@ impl Calendar {
         }
     }
 
-    /// Returns the first day of the window that a day is in.
+    /// Returns the first day of the window that contains a day.
     fn first_day(self, day: i64) -> i64 {
         let Some(months) = self.unit.months() else {
             let into = if self.unit == CalendarUnit::Day { 0 } else { weekday(day) - i64::from(self.first) };
@@ -163,25 +167,26 @@ impl Calendar {
         }
     }
 
-    /// Returns the first day of the window that begins in a month, counted from January of the year 0.
+    /// Returns the first day of the window that begins in this month. Months are counted from January
+    /// of the year 0.
     fn edge(self, month: i64) -> i64 {
         let (first, next) = (first_of_month(month), first_of_month(month + 1));
         (first + i64::from(self.first.max(1)) - 1).min(next - 1)
     }
 }
 
-/// Returns the day of the week, 0 for Monday. The first day of 1970 was a Thursday.
+/// Returns the day of the week; 0 is Monday. The first day of 1970 was a Thursday.
 fn weekday(day: i64) -> i64 {
     (day + 3).rem_euclid(7)
 }
 
-/// Days from the first of March of the year 0 to 1970.
+/// The number of days from the first of March of the year 0 to the beginning of 1970.
 const MARCH_OF_0: i64 = 719_468;
 
-/// Days of 400 years, after which the calendar repeats.
+/// The number of days in 400 years, after which the calendar repeats.
 const ERA: i64 = 146_097;
 
-/// Returns the first day of a month, counted from January of the year 0.
+/// Returns the first day of this month. Months are counted from January of the year 0.
 fn first_of_month(month: i64) -> i64 {
     // Counts years from March, so that the leap day is the last day of a year.
     let since_march = month - 2;
@@ -190,7 +195,7 @@ fn first_of_month(month: i64) -> i64 {
     365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + before - MARCH_OF_0
 }
 
-/// Returns the month of a day, counted from January of the year 0.
+/// Returns the month of a day. Months are counted from January of the year 0.
 fn month_of(day: i64) -> i64 {
     let since_march = day + MARCH_OF_0;
     let (era, of_era) = (since_march.div_euclid(ERA), since_march.rem_euclid(ERA));
@@ -200,42 +205,44 @@ fn month_of(day: i64) -> i64 {
     12 * (400 * era + year) + (5 * of_year + 2) / 153 + 2
 }
 
-/// The windows of a calendar, with the last one that was asked for.
+/// Computes the windows of a calendar, and caches the last window that was asked for.
 ///
-/// The window is in one word, so threads that ask for different instants at once read a whole window each.
+/// The cached window is stored in one word. So a thread reads a consistent window while another thread
+/// replaces it.
 #[derive(Debug)]
 pub(crate) struct CalendarWindows {
     calendar: Calendar,
-    /// The window's end and below it its length, both in seconds.
+    /// The end of the cached window in the upper bits, and the length of the window in the lower bits,
+    /// both in seconds.
     last: AtomicU64,
 }
 
-/// Bits of a window's length in seconds.
+/// How many bits of the word hold the window's length in seconds.
 const LENGTH_BITS: u32 = 31;
 const _: () = assert!(4 * 366 * DAY_S < 1 << LENGTH_BITS, "every length fits");
 
 impl CalendarWindows {
-    /// Returns the windows of a calendar. They are made once for each calendar and never freed: a zone has 41
-    /// calendars.
+    /// Returns the windows of a calendar. This value is made once for each calendar and never freed, because
+    /// each zone has only 41 calendars.
     pub(crate) fn of(calendar: Calendar) -> &'static Self {
         static KNOWN: LazyLock<Mutex<HashMap<Calendar, &'static CalendarWindows>>> = LazyLock::new(Mutex::default);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         known.entry(calendar).or_insert_with(|| Box::leak(Box::new(Self { calendar, last: AtomicU64::new(0) })))
     }
 
-    /// Returns the window that an instant is in.
+    /// Returns the window that contains an instant.
     #[inline]
     pub(crate) fn at(&self, now: u64) -> CalendarWindow {
         let window = unpack(self.last.load(Ordering::Relaxed)); // one word, so nothing has to be ordered
         if window.end.wrapping_sub(now).wrapping_sub(1) < window.length { window } else { self.find(now) }
     }
 
-    /// Returns the least length of a window, in microseconds.
+    /// Returns the length of the shortest window, in microseconds.
     pub(crate) fn shortest_us(&self) -> u64 {
         self.calendar.shortest_us(1)
     }
 
-    /// Returns the window after another window of this calendar.
+    /// Returns the next window after a window of this calendar.
     pub(crate) fn after(&self, window: CalendarWindow) -> CalendarWindow {
         self.compute(window.end).0
     }

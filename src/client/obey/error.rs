@@ -1,4 +1,4 @@
-//! [`ObeyError`]: a request was not sent.
+//! [`ObeyError`]: the error of a request that was not sent.
 
 use std::error::Error;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::policy::Policy;
 
 /// The error of a request that an [`Obey`](super::Obey) did not send. The service is not called.
 ///
-/// `Obey` returns a boxed error, as other layers of Tower do. So take it out with
+/// `Obey` returns a boxed error, as other layers of Tower do. Get the `ObeyError` with
 /// `error.downcast_ref::<ObeyError>()`.
 pub struct ObeyError {
     kind: ObeyErrorKind,
@@ -28,12 +28,12 @@ pub struct ObeyError {
 pub enum ObeyErrorKind {
     /// The request would have to wait longer than [`max_wait`](super::ObeyLayer::max_wait).
     TooLong,
-    /// [`max_waiting`](super::ObeyLayer::max_waiting) requests wait for the key already.
+    /// [`max_waiting`](super::ObeyLayer::max_waiting) requests already wait for the key.
     TooManyWaiting,
     /// [`max_keys`](super::ObeyLayer::max_keys) keys are in use or paused.
     TooManyKeys,
     /// An [own quota](super::ObeyLayer::own_quota) never lets the request pass, because the request costs
-    /// more than its capacity.
+    /// more than the quota's capacity.
     Never,
     /// The limiter of an [own quota](super::ObeyLayer::own_quota) failed. Its error is the source.
     OwnQuota,
@@ -46,8 +46,8 @@ impl ObeyError {
         self.kind
     }
 
-    /// Returns the least time for which the request would have had to wait from now. It is known
-    /// for [`TooLong`](ObeyErrorKind::TooLong) and
+    /// Returns the shortest time for which the request would have had to wait. The time is known if the
+    /// kind is [`TooLong`](ObeyErrorKind::TooLong) or
     /// [`TooManyWaiting`](ObeyErrorKind::TooManyWaiting).
     #[must_use]
     pub fn wait(&self) -> Wait {
@@ -96,8 +96,8 @@ impl ObeyError {
     }
 }
 
-/// The beginning of an error. It shows at most 100 characters of the key, because a caller may make it
-/// of anything.
+/// The beginning of an error's text. It shows at most 100 characters of the key, because keys may be
+/// long.
 struct Unsent<'a>(&'a Key);
 
 impl fmt::Display for Unsent<'_> {
@@ -114,7 +114,7 @@ impl fmt::Display for Unsent<'_> {
     }
 }
 
-/// Rounds a wait of a minute or more up to seconds.
+/// Rounds a wait of a minute or more up to whole seconds.
 fn about(wait: Duration) -> Duration {
     let seconds = wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0));
     if seconds < 60 { wait } else { Duration::from_secs(seconds) }

@@ -92,21 +92,22 @@ impl<S: Service<Request<B>>, B> fmt::Debug for ObeyFuture<S, B> {
     }
 }
 
-/// The future of the called service, with the visit of its request. `None` if it was taken before.
+/// The future of the called service, with the visit of its request. `None` if an earlier poll already
+/// returned them.
 type Gone<F> = Option<(F, Visit)>;
 
 /// The next step of a waiting request.
 pub(super) enum WaitStep {
-    /// It waits in the line.
+    /// The request waits in the line.
     Line,
-    /// It waits for an answer of the client's own quotas.
+    /// The request waits for an answer of the limiter of the client's own quotas.
     Own(LaterAnswer),
-    /// It waits until the service is ready.
+    /// The request waits until the service is ready.
     Ready,
 }
 
 impl WaitStep {
-    /// Returns the step of a request that may go.
+    /// Returns the next step of a request that has left the line and may be sent.
     pub(super) fn after_line(visit: &mut Visit, now_us: u64) -> Result<Self, ObeyError> {
         while let Some(reply) = visit.ask() {
             match reply {
@@ -121,19 +122,20 @@ impl WaitStep {
         Ok(if visit.waits_for_departure(now_us) { Self::Line } else { Self::Ready })
     }
 
-    /// Returns the step of a request after an answer of the client's own quotas.
+    /// Returns the next step of a request after an answer of the limiter of the client's own quotas.
     fn after_own(visit: &mut Visit, answer: OwnDecision, now_us: u64) -> Result<Self, ObeyError> {
         if visit.answered(answer, now_us)? { Self::after_line(visit, now_us) } else { Ok(Self::Line) }
     }
 }
 
-/// A request that waits. It holds a service that is not ready, until the request may go.
+/// A request that waits. It holds a clone of the service, which is not made ready before the request
+/// may be sent.
 pub(super) struct WaitingRequest<S, B> {
     service: S,
-    /// Both are there until the request goes.
+    /// The request and its visit. `None` after the request was sent.
     held: Option<(Request<B>, Visit)>,
     step: WaitStep,
-    /// The instant until which it sleeps, in microseconds of the timer.
+    /// The instant until which the request sleeps, in microseconds of the timer, and the sleep.
     sleep: Option<(u64, Sleep)>,
 }
 
@@ -145,7 +147,7 @@ where
         Box::new(Self { service, held: Some((request, visit)), step, sleep: None })
     }
 
-    /// Is ready with the called service once the request was sent.
+    /// Returns the future of the called service after the request was sent. Is pending until then.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Gone<S::Future>, BoxError>> {
         loop {
             let Some((_, visit)) = &mut self.held else { return Poll::Ready(Ok(None)) };
@@ -176,7 +178,7 @@ where
     }
 }
 
-/// Is ready when the request may go.
+/// Is ready when the request may leave the line.
 fn poll_line(visit: &mut Visit, sleep: &mut Option<(u64, Sleep)>, cx: &mut Context<'_>) -> Poll<Result<(), ObeyError>> {
     let mut now_us = visit.settings().now_us();
     while let Some(until_us) = visit.poll(now_us, cx.waker())? {

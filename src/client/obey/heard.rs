@@ -8,21 +8,22 @@ use crate::client::{Advice, PolicyAdvice};
 /// The meaning of a response for the requests after it.
 #[derive(Debug)]
 pub(in crate::client) struct Heard {
-    /// The request was refused, because it was too much or the server is overloaded.
+    /// Whether the server refused the request, because of a limit or because it is overloaded.
     pub(in crate::client) is_refusal: bool,
-    /// The time for which no request may be sent, in microseconds.
+    /// How long no request may be sent after the response, in microseconds.
     pub(in crate::client) wait_us: Option<u64>,
-    /// The requests that may be sent after this one.
+    /// The number of requests that may be sent after this response, if the response says so.
     pub(super) left: Option<u64>,
-    /// The microseconds between two requests, if those that are left are spread evenly until the reset. Zero unless
-    /// less than 20 % of the limit is left.
+    /// The microseconds between two requests if the remaining requests are spread evenly until the reset. Zero
+    /// unless less than 20 % of the limit remains.
     pub(super) spacing_us: u64,
-    /// The microseconds from the sending of the request to the response. The maximum if they are not known.
+    /// The microseconds from sending the request to the head of the response, or `u64::MAX` if this time is
+    /// not known.
     pub(super) took_us: u64,
 }
 
 impl Heard {
-    /// Reads the head of a response, whose headers give this advice.
+    /// Reads the head of a response. `advice` is what was read from its headers.
     pub(in crate::client) fn new(status: StatusCode, headers: &HeaderMap, advice: &Advice) -> Self {
         const RESOURCE_EXHAUSTED: &[u8] = b"8";
         const UNAVAILABLE: &[u8] = b"14";
@@ -44,8 +45,8 @@ impl Heard {
     }
 }
 
-/// Returns the wait after a refusal that names no time: a second, which doubles with each such refusal
-/// before it, up to a minute. In microseconds.
+/// Returns the wait after a refusal that names no time, in microseconds: a second, which doubles with
+/// each of the `refusals_before`, up to a minute.
 pub(in crate::client) fn unnamed_wait_us(refusals_before: u32) -> u64 {
     (1_000_000 << refusals_before.min(6)).min(60_000_000)
 }

@@ -21,16 +21,17 @@ use crate::middleware::IntoRule;
 use crate::middleware::rule::{BoundRule, TakenNames};
 use crate::policy::Policy;
 
-/// The number of requests of a key that wait by default.
+/// The default for how many requests of a key may wait.
 const WAITING: usize = 10_000;
 
-/// The number of keys that are known by default.
+/// The default for how many keys a layer remembers.
 const KEYS: usize = 10_000;
 
-/// Makes a client's service obey servers: requests wait as long as responses say.
+/// Makes a client's service obey servers: requests wait for as long as the responses before them ask.
 ///
-/// It is for every service of [`http::Request`]s that is `Clone`, such as the client of `hyper-util` and
-/// the channel of `tonic`. All services of a layer and its clones share what they have heard.
+/// The layer works with every service of [`http::Request`]s that is `Clone`, such as the client of
+/// `hyper-util` and the channel of `tonic`. All services of a layer and of its clones share what
+/// responses have said.
 ///
 /// ```
 /// # #[cfg(feature = "tokio")] {
@@ -47,9 +48,9 @@ const KEYS: usize = 10_000;
 ///
 /// # Around reqwest
 ///
-/// `reqwest::Client` is a service of its own requests, and not of [`http::Request`]s. If a layer is put around it, the
-/// compiler says ``the method `ready` exists for struct `Obey<reqwest::Client>` ``, `but its trait bounds were not
-/// satisfied`. Put a `service_fn` between them, which converts the types:
+/// `reqwest::Client` is a service of reqwest's own requests, and not of [`http::Request`]s. If you put an `ObeyLayer`
+/// around it, the compiler says ``the method `ready` exists for struct `Obey<reqwest::Client>` ``, `but its trait
+/// bounds were not satisfied`. Put a `service_fn` between the layer and the client, which converts the types:
 ///
 /// ```
 /// # #[cfg(feature = "tokio")] {
@@ -79,10 +80,10 @@ const KEYS: usize = 10_000;
 ///
 /// # What a crowd gains
 ///
-/// 1,000 clients send as fast as they can for a minute, with a latency of 20 ms. They share a limit
-/// of 1,000 per second on a server of this crate (`tests/client/crowd.rs`).
-/// [Drawn](crate::guide::being_a_client#the-crowd-drawn), the guide has it. Fairness is Jain's
-/// index, which is 1 if all clients get the same.
+/// In this simulation, 1,000 clients send as fast as they can for a minute, with a latency of 20 ms.
+/// They share a limit of 1,000 per second on a server of this crate (`tests/client/crowd.rs`). The
+/// guide [draws the results](crate::guide::being_a_client#the-crowd-drawn). Fairness is Jain's index,
+/// which is 1 if all clients send equally many requests.
 ///
 /// | the server sends | clients | refused | of the limit used | fairness | longest wait |
 /// |---|---|---|---|---|---|
@@ -94,10 +95,11 @@ const KEYS: usize = 10_000;
 /// | only `Retry-After` | one layer for all, which adapts | 2.9 % | 53.7 % | 1.00 | 3.1 s |
 /// | only `Retry-After` | a layer for each, which adapts | 25.2 % | 99.9 % | 0.27 | 58 s |
 ///
-/// * If responses say what remains, a shared layer sends exactly that much.
-/// * Processes that share nothing collide, however politely they wait. Give them a quota of their own
-///   that they share, as above.
-/// * A server that does not say what remains can be spared or used fully, but not both.
+/// * If responses say how many units remain, a shared layer sends exactly as many requests.
+/// * Processes that share no state collide, even if each of them waits as it should. Give such
+///   processes a shared [quota of their own](Self::own_quota).
+/// * If a server does not report what remains, clients either spare the server or use its whole limit,
+///   but not both.
 ///
 /// # What it obeys
 ///
@@ -108,40 +110,41 @@ const KEYS: usize = 10_000;
 /// | 429, 503, `RESOURCE_EXHAUSTED` or `UNAVAILABLE`, without any time | none is sent for one second, then two, and so on up to 60 seconds, until a request succeeds |
 /// | some requests remain | no more are sent until the next response |
 ///
-/// * A response speaks for its [key](Self::key), by default the origin of its request.
-/// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. After a response
-///   that is not a refusal, a wait of less than a second is not lengthened, but shortened by the shortest round trip
-///   that was seen, because the server began to count before its response left.
-/// * While nothing remains, one request is on its way at a time. So a quota that refills within less than
-///   a round trip is not used up: GCRA with 1,000 per second passes 50 a second over a round trip of
-///   20 ms.
-/// * Requests leave in the order in which they came. After a pause one request probes. If its
-///   response says what remains, as many follow at once. Otherwise each success lets one more be on
-///   its way, so their number doubles with each round trip. If a response does not come for ten
-///   seconds, the next request is sent anyway.
-/// * A wait is [bounded](Self::max_wait), and so is the [number of requests](Self::max_waiting) that
-///   wait. A request that would wait longer fails at once, with an [`ObeyError`](super::ObeyError)
-///   that says how long.
-/// * The layer never retries. It reads only the heads of responses. If a gRPC status comes in
-///   trailers, after messages, the caller has to hand its wait over with [`pause`](Self::pause).
+/// * A response applies to all requests with its [key](Self::key), which by default is the origin of
+///   the request.
+/// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. A wait of less
+///   than a second in a response that is not a refusal is not lengthened. Instead it is shortened by the shortest
+///   round trip that was measured, because the server began to count before its response left.
+/// * While nothing remains, only one request is in flight at a time. So a client cannot use all of a
+///   quota that refills within less than a round trip: with a round trip of 20 ms, GCRA with 1,000 per
+///   second passes 50 requests per second.
+/// * Requests are sent in the order in which they arrived. After a pause, the layer sends one request
+///   as a probe. If the response says what remains, the layer sends as many requests at once. Otherwise
+///   each success allows one more request in flight, so that the number doubles with each round trip.
+///   If no response arrives for ten seconds, the layer sends the next request anyway.
+/// * The [wait](Self::max_wait) of a request is bounded, and the [number of waiting
+///   requests](Self::max_waiting) as well. A request that would have to wait longer fails at once, with
+///   an [`ObeyError`](super::ObeyError) that says how long.
+/// * The layer never retries. It reads only the heads of responses. If a gRPC status arrives in
+///   trailers, after messages, the caller has to pass its wait to [`pause`](Self::pause).
 ///
 /// Put the layer inside the layer that follows redirects, because a redirect may lead to another origin.
-/// Put it outside of a concurrency limit, because a request that waits holds no permit of the inner
-/// service. It cannot refund a charge of an outer layer.
+/// Put the layer outside of a concurrency limit, so that a waiting request holds no permit of that
+/// limit. The layer cannot refund a charge of an outer layer.
 ///
 /// # Cost
 ///
-/// A request takes one lock of its key twice and one of all keys once, each for a look into a hash map.
-/// A request that waits takes O(log n) among n that wait for its key. If [`max_keys`](Self::max_keys)
-/// are known, making room for a new key takes O(n log n). That happens once for each eighth of the
-/// keys, or each time if nearly all keys are in use or paused.
+/// A request locks the state of its key twice and the map of all keys once, each for a short time. A
+/// request that waits takes O(log n) if n requests wait for its key. If the layer remembers
+/// [`max_keys`](Self::max_keys) keys, making room for a new key takes O(n log n) for n keys. This frees
+/// an eighth of the keys, or only one key if nearly all keys are in use or paused.
 #[derive(Clone, Debug)]
 pub struct ObeyLayer {
     settings: Arc<ObeySettings>,
 }
 
 impl ObeyLayer {
-    /// Makes a layer whose requests wait with this timer.
+    /// Makes a layer whose requests wait with `timer`.
     #[must_use]
     pub fn new(timer: impl Timer + 'static) -> Self {
         Self {
@@ -162,15 +165,15 @@ impl ObeyLayer {
         }
     }
 
-    /// Sets the key of a request: those that a server limits together. By default it is the origin, such
-    /// as `Key::of("https://example.org:443")`, or [`Key::global`] if the request has no host: the clients
-    /// of `tonic-build` send paths alone. A request whose closure returns no key is sent at once, and its
-    /// response is not read.
+    /// Sets the key of a request. Requests with one key are those that the server limits together. By
+    /// default the key is the origin, such as `Key::of("https://example.org:443")`, or [`Key::global`] if
+    /// the request has no host. The clients of `tonic-build` send only paths, without a host. If the
+    /// closure returns no key, the request is sent at once, and its response is not read.
     ///
-    /// All services of a layer share their keys. So give a layer of its own to each channel whose requests
+    /// All services of a layer share their keys. So use a separate layer for each channel whose requests
     /// have no host.
     ///
-    /// Errors show the key, so do not make it of a secret.
+    /// Errors show the key, so do not put a secret into the key.
     ///
     /// ```
     /// # #[cfg(feature = "tokio")] {
@@ -189,13 +192,15 @@ impl ObeyLayer {
         self
     }
 
-    /// Adds a quota of the client's own: a request takes its cost, by default one unit, before it is sent, and
-    /// waits until the quota has it. The key is that of the request.
+    /// Adds a quota of the client's own. A request takes its cost from the quota before it is sent, and waits
+    /// until the quota has enough units. By default the cost is one unit. The quota is charged under the
+    /// request's [key](Self::key).
     ///
-    /// `quota` is what a layer of a server takes as a rule: a [`Quota`](crate::Quota), or a [`Rule`](crate::Rule) of
-    /// one or several quotas or plans, with a condition and a cost. If this is called several times, every quota
-    /// holds. A request takes from all quotas or from none, and while it waits it holds nothing. As in a layer, a
-    /// policy whose name is taken is numbered: `api` becomes `api-2`.
+    /// `quota` is anything that a server's layer accepts as a rule: a [`Quota`](crate::Quota), or a
+    /// [`Rule`](crate::Rule) of one or several quotas or plans, with a condition and a cost. If this method is
+    /// called several times, every quota applies. A request takes its units from all quotas or from none, and holds
+    /// no units while it waits. As in a server's layer, a policy whose name is already used gets a number: `api`
+    /// becomes `api-2`.
     ///
     /// ```
     /// # #[cfg(feature = "tokio")] {
@@ -222,20 +227,22 @@ impl ObeyLayer {
     /// ```
     ///
     /// * With a limiter on Redis, all processes share the quota. The requests of a key in a process ask the
-    ///   limiter one after the other, so that they leave in order: a request that a quota does not apply to
-    ///   waits behind those before it.
-    /// * The policies of one call are taken in one step. Several calls of this method charge their quotas one after the
-    ///   other, and refund the earlier ones if a later one has nothing left.
+    ///   limiter one after the other, so that they are sent in order. So a request to which the quota does
+    ///   not apply also waits behind the requests before it.
+    /// * A request takes all policies of one `own_quota` call in one step. If the method was called several times, a
+    ///   request charges the quotas one after the other. If a later quota denies the charge, the earlier charges are
+    ///   refunded.
     /// * A token bucket admits a burst and then its refill: `Quota::per_second(50)` sends up to 99 in its first
-    ///   second. If the vendor counts by strict windows, take a small burst (`.burst(1)`), or a [sliding
-    ///   log](crate::Quota::sliding_log), which sends at most 50 in any second.
-    /// * If the limiter fails, the request fails; take a
-    ///   [`FallbackLimiter`](crate::limiter::FallbackLimiter) to go on without it.
+    ///   second. If the vendor counts in strict windows, use a small burst (`.burst(1)`), or a [sliding
+    ///   log](crate::Quota::sliding_log), which sends at most 50 requests in any second.
+    /// * If the limiter fails, the request fails. Use a
+    ///   [`FallbackLimiter`](crate::limiter::FallbackLimiter) if requests should continue without the
+    ///   limiter.
     ///
     /// # Errors
-    /// Returns an error if the limiter does not support a quota, or if the rule has what only a server has: a
-    /// mode, a block or a meter, a quota switch or a quota of each request, a settlement, a warning, an answer to
-    /// missing keys, or a limit of requests in flight.
+    /// Returns an error if the limiter does not support a quota, or if the rule has an option that only servers
+    /// have. These are a mode, a block or a meter, a quota switch, quotas that requests bring, a settlement, a
+    /// warning, a setting for missing keys, and a limit of requests in flight.
     pub fn own_quota(mut self, limiter: impl Limiter, quota: impl IntoRule) -> Result<Self, ConfigError> {
         let rule = quota.into_rule();
         let supported = rule.policies().iter().try_for_each(|policy| limiter.supports(policy.quota()));
@@ -270,73 +277,74 @@ impl ObeyLayer {
     }
 
     /// Sets how long a request may wait, by default 5 minutes. A request that would wait longer fails at
-    /// once. With zero no request waits. This does not bound the time in which the inner service becomes
-    /// ready, or in which the limiters of the [own quotas](Self::own_quota) answer.
+    /// once. With zero no request waits. This does not bound how long the inner service takes to become
+    /// ready, or how long the limiters of the [own quotas](Self::own_quota) take to answer.
     #[must_use]
     pub fn max_wait(mut self, max: Duration) -> Self {
         self.set().max_wait = max;
         self
     }
 
-    /// Sets how many requests of a key may wait at a time, by default 10,000. A further one fails at
-    /// once. With 0 no request waits.
+    /// Sets how many requests of a key may wait at a time, by default 10,000. A further request fails
+    /// at once. With 0 no request waits.
     #[must_use]
     pub fn max_waiting(mut self, max: usize) -> Self {
         self.set().max_waiting = max;
         self
     }
 
-    /// Sets how many keys are known at a time, by default 10,000, of about 500 bytes each.
+    /// Sets how many keys the layer remembers at a time, by default 10,000. Each takes about 500 bytes.
     ///
-    /// For a new key beyond that, the layer forgets least recently used keys that have no pause, and no
-    /// request that waits or is on its way. If there are none, it forgets one whose pause is longer than
-    /// [`max_wait`](Self::max_wait), so that servers that name absurd times cannot fill the table. If
-    /// there is none of these either, the request fails.
+    /// For a new key beyond this number, the layer forgets the least recently used keys that are not
+    /// paused and have no request that waits or is in flight. If no key is such, the layer forgets one
+    /// key whose pause is longer than [`max_wait`](Self::max_wait), so that servers that name absurd
+    /// times cannot fill the table. If no key has such a pause either, the request fails.
     #[must_use]
     pub fn max_keys(mut self, max: usize) -> Self {
         self.set().max_keys = max;
         self
     }
 
-    /// Spaces what remains of a quota evenly until its reset, once less than 20 percent of it remains.
-    /// Two requests are at most [`max_wait`](Self::max_wait) apart. By default this is off: requests go as they
-    /// come, until nothing remains.
+    /// Spaces requests evenly until the quota's reset while less than 20 percent of the quota remains. The
+    /// spacing between two requests is at most [`max_wait`](Self::max_wait). By default this is off: requests
+    /// are sent as they arrive, until nothing remains.
     #[must_use]
     pub fn pace(mut self, pace: bool) -> Self {
         self.set().paces = pace;
         self
     }
 
-    /// Adapts the rate to servers that do not say what remains. By default this is off, and their refusals only
-    /// pause.
+    /// Adapts the rate to servers that do not say what remains. By default this is off, and a refusal by such a
+    /// server only pauses the key.
     ///
-    /// The first refusal sets the rate to half of the requests that succeeded in a second; each later one halves it,
-    /// at most once per round trip, down to one request per minute. Each success adds one request per
-    /// second for each second that has passed, and at most doubles the rate.
-    /// Each [`own_quota`](Self::own_quota) is an upper bound.
+    /// The first refusal sets the rate to half of the requests that succeeded in a second. Each later refusal halves
+    /// the rate, at most once per round trip, down to one request per minute. Each success adds one request per
+    /// second for each second since the rate last changed, and at most doubles the rate. Each
+    /// [`own_quota`](Self::own_quota) is an upper bound.
     #[must_use]
     pub fn adapt(mut self, adapt: bool) -> Self {
         self.set().adapts = adapt;
         self
     }
 
-    /// Sets the clock against which dates are measured in responses without a `Date`. By default it is
-    /// the calendar time of the operating system.
+    /// Sets the clock from which the time until a date is measured if the response has no `Date`. By
+    /// default it is the calendar time of the operating system.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.set().clock = Arc::new(clock);
         self
     }
 
-    /// Sets the seed of the random part of waits, for tests. By default it is random.
+    /// Sets the seed of the random part of waits, for tests. By default the seed is random.
     #[must_use]
     pub fn jitter_seed(mut self, seed: u64) -> Self {
         self.set().jitter = Arc::new(WaitJitter::seeded(seed));
         self
     }
 
-    /// Pauses a key, as a response with this wait in its headers would. The wait is at most 366 days. Use
-    /// it for waits that are elsewhere: in the body, as Telegram writes them, or in gRPC's trailers.
+    /// Pauses a key, as a response with this wait in its headers would. A longer wait than 366 days is
+    /// shortened to 366 days. Use this method for waits that are not in headers: in the body, as Telegram
+    /// writes them, or in gRPC's trailers.
     ///
     /// ```
     /// # #[cfg(feature = "tokio")] {
@@ -351,8 +359,8 @@ impl ObeyLayer {
     /// # }
     /// ```
     ///
-    /// It does nothing if the timer cannot sleep, or if the key is new and [`max_keys`](Self::max_keys) others are
-    /// in use or paused. With Tokio's timer call it within the runtime.
+    /// This method does nothing if the timer cannot sleep, or if the key is new and [`max_keys`](Self::max_keys)
+    /// other keys are in use or paused. With Tokio's timer, call this method within the runtime.
     pub fn pause(&self, key: &Key, wait: Duration) {
         let (settings, now_us) = (&*self.settings, self.settings.now_us());
         if now_us == u64::MAX {
@@ -364,8 +372,8 @@ impl ObeyLayer {
         }
     }
 
-    /// Returns how long the requests of a key stay paused. Returns zero if there is no pause, or if the timer cannot
-    /// sleep.
+    /// Returns how long the requests of a key stay paused. Returns zero if the key is not paused, or if the timer
+    /// cannot sleep.
     #[must_use]
     pub fn pause_of(&self, key: &Key) -> Duration {
         let line = self.settings.table.known(key);
@@ -373,8 +381,8 @@ impl ObeyLayer {
         Duration::from_micros(opens_us.saturating_sub(self.settings.now_us()))
     }
 
-    /// Forgets what was heard about a key, for example because a server has named an absurd time. It does
-    /// not affect requests that wait already.
+    /// Forgets what responses said about a key, for example because a server has named an absurd time.
+    /// Requests that already wait are not affected.
     pub fn forget(&self, key: &Key) {
         self.settings.table.forget(key);
     }

@@ -1,17 +1,18 @@
-//! The line of one key: which request is sent next, and when. It knows no clock and no task: all
-//! instants are arguments, in microseconds of the layer's timer.
+//! The line of one key: which request is sent next, and when. A line reads no clock and polls no task.
+//! All instants are arguments, in microseconds of the layer's timer.
 //!
-//! A request has a *turn*, its position in the line. When it is sent, it gets a *number*. The first in line is sent
-//! when
+//! A request has a *turn*, its position in the line. When a request is sent, it gets a *number*. The first request
+//! in the line is sent when
 //!
-//! * no pause is on, and the last request was sent long enough ago,
-//! * and the server has room for it: the last response left something, or fewer requests are on
-//!   their way than the window allows, if responses do not say what is left, or no request is on
-//!   its way. Requests that were sent before the last pause do not count, because they may hang for
-//!   long.
+//! * the key is not paused, and the last request was sent long enough ago,
+//! * and the server is expected to admit it. This is the case if the last response said that units
+//!   remain, or if no request is in flight. If responses do not say what remains, it is also the case
+//!   while fewer requests are in flight than the window allows. Requests that were sent before the last
+//!   pause do not count as in flight, because they may hang for long.
 //!
-//! So one request probes after a pause. If its response says what is left, as many requests follow.
-//! Otherwise the window grows by one for each success: two requests follow, then four, then eight.
+//! So after a pause one request is sent as a probe. If its response says what remains, as many requests
+//! follow. Otherwise the window grows by one for each success: two requests follow, then four, then
+//! eight.
 use std::collections::BTreeMap;
 use std::task::Waker;
 
@@ -20,16 +21,18 @@ use super::rate::Rate;
 use crate::base::wait_list::WaitList;
 use crate::base::wakers::Wakers;
 
-/// If no response comes for this time, the next request is sent anyway, so that a request that
-/// hangs does not stop the others. In microseconds.
+/// If no response arrives for this time, the next request is sent anyway, so that a request that hangs
+/// does not stop the other requests. In microseconds.
 const PATIENCE_US: u64 = 10_000_000;
 
 const SECOND_US: u64 = 1_000_000;
 
-/// The number of round trips after which the shortest is known: the first ones open connections.
+/// How many round trips must be measured before the shortest is used, because the first round trips
+/// include opening connections.
 const ROUND_TRIPS: u8 = 4;
 
-/// Why a request cannot join the line. It would wait for at least this time, in microseconds.
+/// Why a request cannot join the line. Each variant holds the least time for which the request would
+/// have to wait, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CannotJoin {
     TooLong(u64),
@@ -39,11 +42,12 @@ pub(super) enum CannotJoin {
 /// The next step of a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Polled {
-    /// It is sent, with this number.
+    /// The request is sent, with this number.
     Sent(u64),
-    /// It sleeps until this instant, unless it is woken before.
+    /// The request sleeps until this instant, unless it is woken earlier.
     Sleeps(u64),
-    /// It has left the line, because it would have to wait for this time more, which is too long.
+    /// The request has left the line, because it would have to wait for at least this many microseconds
+    /// more, which is too long.
     TooLong(u64),
 }
 
@@ -51,40 +55,40 @@ pub(super) enum Polled {
 pub(super) struct KeyLine {
     /// The end of the pause.
     opens_us: u64,
-    /// The spacing or the rate allows the next request at this instant.
+    /// The instant from which the spacing or the rate allows the next request.
     spaced_us: u64,
-    /// The client's own quota allows the next request at this instant.
+    /// The instant from which the client's own quotas allow the next request.
     own_us: u64,
-    /// The time between two requests that spreads the remaining ones evenly.
+    /// The time between two requests that spreads the remaining requests evenly until the reset.
     spacing_us: u64,
-    /// The rate that the server seems to bear, if the client adapts to it.
+    /// The estimated rate that the server admits, if the layer adapts its rate.
     rate: Option<Rate>,
-    /// The maximum number of requests on their way while no response says what is left.
+    /// The maximum number of requests in flight while responses do not say what remains.
     window: u32,
-    /// The units that the server has left, minus the requests on their way.
+    /// The units that remain according to the server, minus the requests in flight.
     left: Option<u64>,
-    /// The number of the latest request whose response said what is left.
+    /// The number of the latest request whose response set `left`.
     left_by: u64,
     /// The number of the first request after the last pause began. The responses to earlier requests say nothing about
     /// the time after the pause.
     paused_at: u64,
-    /// The number of consecutive refusals without a time.
+    /// The number of consecutive refusals that named no time.
     silent_refusals: u32,
-    /// The number of requests that were sent after the last pause began, and not answered.
+    /// The number of requests that were sent after the last pause began and have no response yet.
     on_their_way: u32,
-    /// The number of the next request.
+    /// The number that the next sent request gets.
     sent: u64,
-    /// When the last request was sent.
+    /// The instant at which the last request was sent.
     sent_us: u64,
-    /// The next turn.
+    /// The turn of the next request that joins the line.
     turns: u64,
-    /// The latest instants at which the waiting requests may be sent.
+    /// The waiting requests, each with the latest instant at which it may be sent.
     waiters: WaitList<u64>,
-    /// The numbers of requests that may be sent but have not been polled since, by turn.
+    /// The requests that have been released from the line but not polled since: their numbers by turn.
     granted: BTreeMap<u64, u64>,
-    /// True if requests ask the client's own quota, one after the other, before they are sent.
+    /// Whether requests ask the client's own quotas, one after the other, before they are sent.
     asks: bool,
-    /// The turn of the request that asks.
+    /// The turn of the request that is asking the client's own quotas.
     asking: Option<u64>,
     used_us: u64,
     /// The shortest time from the sending of a request to the head of its response.
@@ -94,7 +98,7 @@ pub(super) struct KeyLine {
 }
 
 impl KeyLine {
-    /// Makes a line for a server that has said nothing.
+    /// Makes a line for a key without any response so far.
     pub(super) fn new(asks: bool, adapts: bool) -> Self {
         Self {
             opens_us: 0,
@@ -126,18 +130,18 @@ impl KeyLine {
         self.opens_us
     }
 
-    /// Returns whether a request was sent after the last pause began.
+    /// Returns whether the request with this number was sent after the last pause began.
     pub(super) fn is_news(&self, number: u64) -> bool {
         number >= self.paused_at
     }
 
-    /// Returns when a request came last.
+    /// Returns the instant at which the last request joined the line.
     pub(super) fn used_us(&self) -> u64 {
         self.used_us
     }
 
-    /// Sends the request or puts it at the end of the line. Returns its turn, and its number if it is
-    /// sent.
+    /// Sends the request or puts it at the end of the line. Returns the request's turn, and also its
+    /// number if it is sent.
     pub(super) fn join(
         &mut self,
         now_us: u64,
@@ -164,8 +168,8 @@ impl KeyLine {
         Ok((turn, None))
     }
 
-    /// Returns the next step of a waiting request. The foremost sleep until the next request is
-    /// sent. The others sleep for somewhat longer, in case the foremost are not polled.
+    /// Returns the next step of a waiting request. The foremost requests sleep until the next request
+    /// is sent. The other requests sleep for ten seconds more, in case the foremost are not polled.
     pub(super) fn poll(&mut self, turn: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Polled {
         self.release(now_us, wakers);
         if now_us == u64::MAX {
@@ -195,7 +199,7 @@ impl KeyLine {
         }
     }
 
-    /// Removes a request that waits, or that may be sent but has not been polled since.
+    /// Removes a request that waits, or that has been released from the line but not polled since.
     pub(super) fn leave(&mut self, turn: u64, wakers: &mut Wakers) {
         self.waiters.remove(turn, wakers);
         if let Some(number) = self.granted.remove(&turn) {
@@ -204,8 +208,8 @@ impl KeyLine {
         self.wake_foremost(wakers);
     }
 
-    /// Puts a sent request back to its position in the line, because it cannot go yet. No request is sent before
-    /// `not_before_us`.
+    /// Puts a request that was released from the line back to its position, because it cannot be sent yet. No
+    /// request is sent before `not_before_us`.
     pub(super) fn put_back(
         &mut self,
         turn: u64,
@@ -221,25 +225,25 @@ impl KeyLine {
         self.wake_foremost(wakers);
     }
 
-    /// Notes that a sent request got its units of the client's own quota. The next one may ask.
+    /// Records that a request got its units of the client's own quotas. The next request may ask then.
     pub(super) fn has_asked(&mut self, turn: u64, now_us: u64, wakers: &mut Wakers) {
         self.end_asking(turn);
         self.release(now_us, wakers);
     }
 
-    /// Notes that a request was not sent after all: it could not be, or it was dropped.
+    /// Records that a released request was not sent after all, because it failed or was dropped.
     pub(super) fn withdraw(&mut self, turn: u64, number: u64, wakers: &mut Wakers) {
         self.take_back(turn, number);
         self.wake_foremost(wakers);
     }
 
-    /// Notes that a sent request will get no response: it failed, or it was dropped.
+    /// Records that a sent request gets no response, because it failed or was dropped.
     pub(super) fn lose(&mut self, number: u64, wakers: &mut Wakers) {
         self.count_off(number);
         self.wake_foremost(wakers);
     }
 
-    /// Notes the response to a sent request. `lengthen` adds jitter to a wait.
+    /// Records the response to a sent request. `lengthen` adds jitter to a wait.
     pub(super) fn hear(
         &mut self,
         number: u64,
@@ -282,7 +286,7 @@ impl KeyLine {
         self.release(now_us, wakers);
     }
 
-    /// Pauses as if a response had asked for this wait.
+    /// Pauses the line as a response that names this wait would.
     pub(super) fn halt(&mut self, now_us: u64, wait_us: u64, wakers: &mut Wakers) {
         self.pause(now_us, wait_us);
         self.dismiss(wakers);
@@ -293,13 +297,13 @@ impl KeyLine {
         self.round_trips = self.round_trips.saturating_add(1).min(ROUND_TRIPS);
     }
 
-    /// Shortens a wait by the time that passes on the way of the response that named it, and of the next request. The
+    /// Shortens a wait by the time that the response with this wait and the next request spend on the network. The
     /// server began to count before the response left, and the next request arrives later than it is sent.
     fn without_travel(&self, wait_us: u64) -> u64 {
         if self.round_trips < ROUND_TRIPS { wait_us } else { wait_us.saturating_sub(self.shortest_us) }
     }
 
-    /// Takes what a response says about the requests that are left.
+    /// Updates the remaining units with what a response says.
     fn note_left(&mut self, number: u64, heard: &Heard) {
         let left = heard.left.map(|left| left.saturating_sub(u64::from(self.on_their_way)));
         if number >= self.left_by {
@@ -319,7 +323,8 @@ impl KeyLine {
         (self.paused_at, self.on_their_way) = (self.sent, 0);
     }
 
-    /// Returns the instant at which the next request is sent if no response comes before it.
+    /// Returns the instant at which the next request is sent if no response arrives before that
+    /// instant.
     fn due_us(&self) -> u64 {
         let has_room = self.left.map_or(self.on_their_way < self.window, |left| left > 0);
         let is_free = self.asking.is_none() && (has_room || self.on_their_way == 0);
@@ -327,12 +332,12 @@ impl KeyLine {
         self.earliest_us().max(patient_us)
     }
 
-    /// Returns the time until the next request can be sent at the earliest.
+    /// Returns the shortest time until the next request can be sent.
     fn wait_us(&self, now_us: u64) -> u64 {
         self.earliest_us().saturating_sub(now_us)
     }
 
-    /// Returns the earliest instant at which a request may be sent, not counting the requests that are on their way.
+    /// Returns the earliest instant at which a request may be sent, without regard to the requests in flight.
     fn earliest_us(&self) -> u64 {
         self.opens_us.max(self.spaced_us).max(self.own_us)
     }
@@ -366,7 +371,7 @@ impl KeyLine {
         self.end_asking(turn);
     }
 
-    /// Notes that a request is no longer on its way.
+    /// Records that a request is no longer in flight.
     fn count_off(&mut self, number: u64) {
         if self.is_news(number) {
             self.on_their_way = self.on_their_way.saturating_sub(1);
@@ -377,7 +382,8 @@ impl KeyLine {
         self.asking = self.asking.filter(|asking| *asking != turn);
     }
 
-    /// Sends the requests that can go now. Sends none if the timer reports `u64::MAX`, because then it cannot sleep.
+    /// Releases the requests that can be sent now. Releases none if the timer reports `u64::MAX`, which means that
+    /// it cannot sleep.
     fn release(&mut self, now_us: u64, wakers: &mut Wakers) {
         while now_us < u64::MAX && self.due_us() <= now_us {
             let Some((turn, _)) = self.waiters.pop_first(wakers) else { return };

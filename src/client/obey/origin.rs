@@ -1,4 +1,4 @@
-//! The key of a request by default: its origin.
+//! The default key of a request: the origin.
 
 use crate::base::head::Head;
 use crate::key::Key;

@@ -1,7 +1,7 @@
-//! Estimates the rate of a server that does not say it, by additive increase and multiplicative
-//! decrease.
+//! Estimates the rate that a server admits if its responses do not say it, with additive increase and
+//! multiplicative decrease.
 //!
-//! The rate is kept as the interval between two requests, in microseconds.
+//! The rate is stored as the interval between two requests, in microseconds.
 
 /// The slowest rate is one request per minute.
 const SLOWEST_US: u64 = 60 * SECOND_US;
@@ -10,11 +10,12 @@ const SECOND_US: u64 = 1_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Rate {
-    /// Zero until the first refusal: no rate is known.
+    /// The interval between two requests. Zero before the first refusal, because no rate is known yet.
     interval_us: u64,
-    /// When it was changed.
+    /// The instant at which the interval was last changed.
     changed_us: u64,
-    /// The successes in the second that began at `second_us`, and in the one before.
+    /// The beginning of a second, the number of `successes` in this second, and the number in the
+    /// second before.
     second_us: u64,
     successes: u64,
     before: u64,
@@ -26,8 +27,8 @@ impl Rate {
         self.interval_us
     }
 
-    /// Takes a refusal, which halves the rate. The first refusal sets the rate to half of the
-    /// successes of the last second or the one before.
+    /// Halves the rate after a refusal. The first refusal sets the rate to half of the successes in the
+    /// current or the previous second, whichever are more.
     pub(super) fn halve(&mut self, now_us: u64) {
         let known_us = if self.interval_us > 0 {
             self.interval_us
@@ -38,8 +39,9 @@ impl Rate {
         (self.interval_us, self.changed_us) = ((known_us * 2).min(SLOWEST_US), now_us);
     }
 
-    /// Takes a success: the rate grows by one request per second for each second since it was
-    /// changed. It at most doubles, because one more per second is 60 times a rate of one per minute.
+    /// Increases the rate after a success, by one request per second for each second since the last
+    /// change of the rate. The rate at most doubles, because one more request per second is 60 times a
+    /// rate of one per minute.
     pub(super) fn grow(&mut self, now_us: u64) {
         self.count(now_us, 1);
         if self.interval_us == 0 {

@@ -14,12 +14,12 @@ use crate::error::BoxError;
 
 /// A client's service that obeys servers, made by an [`ObeyLayer`](super::ObeyLayer).
 ///
-/// * Its readiness is the inner service's own. A request that waits gives that readiness back, so it
-///   holds no permit of a concurrency limit and no place in a buffer. When it may go, a clone of the
-///   inner service is made ready.
-/// * Its error is boxed: an [`ObeyError`](super::ObeyError) if the request was not sent, and
+/// * The service is ready when the inner service is ready. A request that waits releases the readiness,
+///   so that it holds no permit of a concurrency limit and no place in a buffer. When the request may
+///   be sent, a clone of the inner service is made ready.
+/// * The error is boxed: an [`ObeyError`](super::ObeyError) if the layer did not send the request, and
 ///   otherwise the inner service's error.
-/// * A request takes its place in the line in `call`. If its future is dropped, it leaves the line.
+/// * A request joins the line in `call`. If its future is dropped, the request leaves the line.
 /// * If the compiler finds no method `call`, `ready` or `oneshot`, the inner service is not `Clone`, or does
 ///   not take [`http::Request`]s: [`reqwest::Client` needs a `service_fn`](super::ObeyLayer#around-reqwest).
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ impl<S> Obey<S> {
         &self.inner
     }
 
-    /// Returns the inner service by mutable reference.
+    /// Returns a mutable reference to the inner service.
     pub fn inner_mut(&mut self) -> &mut S {
         &mut self.inner
     }

@@ -1,4 +1,4 @@
-//! The configuration of a layer, and what its services share.
+//! The configuration of a layer, and the state that its services share.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -39,7 +39,7 @@ pub(super) struct Share {
 }
 
 impl OwnQuota {
-    /// Returns what a request takes. Returns `None` if the rule does not apply to it.
+    /// Returns what a request takes. Returns `None` if the rule does not apply to the request.
     fn share(&self, own: usize, request: &Head<'_>) -> Option<Share> {
         // The rule gets no key of its own, because the layer has one key for all its quotas.
         let RuleMatch::Charged { cost, .. } = self.rule.match_request(request, |_| (), |_| Some(())) else {
@@ -105,8 +105,8 @@ impl fmt::Debug for ObeySettings {
     }
 }
 
-/// Lengthens waits by 0 to 10 percent, so that clients that got the same time do not return at
-/// once.
+/// Lengthens waits by 0 to 10 percent at random, so that clients that got equal waits do not all return
+/// at one instant.
 pub(in crate::client) struct WaitJitter(AtomicU64);
 
 impl WaitJitter {

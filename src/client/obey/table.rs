@@ -8,7 +8,7 @@ use crate::base::sync::{Mutex, lock};
 use crate::base::wakers::Wakers;
 use crate::key::Key;
 
-/// A line that requests share. A request that waits or is on its way holds it.
+/// A line that requests share. Each request that waits or is in flight holds a reference to the line.
 pub(super) type SharedLine = Arc<Mutex<KeyLine>>;
 
 /// Changes a line under its lock, and wakes tasks after that.
@@ -23,11 +23,12 @@ pub(super) fn change<T>(line: &SharedLine, with: impl FnOnce(&mut KeyLine, &mut 
 pub(super) struct LineTable(Mutex<HashMap<Key, SharedLine>>);
 
 impl LineTable {
-    /// Returns the line of a key. Makes room for it if there are `most` lines. Returns `None` if no line
-    /// can be forgotten.
+    /// Returns the line of a key, and makes a new line for a new key. If there are already `most` lines,
+    /// a new key needs room. Returns `None` if no line can be forgotten to make room.
     ///
-    /// A line that a request holds stays. Then forgets the least recently used lines without a pause: an eighth of all
-    /// lines, at least one. If all have a pause, forgets one whose pause ends after `bound_us`.
+    /// To make room, forgets the least recently used lines that are not paused: an eighth of all lines, and at least
+    /// one. If all lines are paused, forgets one line whose pause ends after `bound_us`. Never forgets a line that a
+    /// request holds.
     pub(super) fn line(
         &self,
         key: &Key,
@@ -62,7 +63,7 @@ impl LineTable {
         Some(line)
     }
 
-    /// Forgets the line of a key. Requests that hold it finish with it.
+    /// Forgets the line of a key. Requests that hold the line still use it until they end.
     pub(super) fn forget(&self, key: &Key) {
         lock(&self.0).remove(key);
     }

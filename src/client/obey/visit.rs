@@ -25,15 +25,15 @@ use crate::policy::Policy;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Waits,
-    /// It may go, with this number.
+    /// The request may be sent, with this number.
     MayGo(u64),
-    /// The service was called at this instant.
+    /// The service was called for the request with this number, at this instant in microseconds.
     OnItsWay(u64, u64),
     Over,
 }
 
-/// A request's visit to the line of its key, from its call to the head of its response. If it is
-/// dropped, the request leaves the line, and what it took of the client's own quota is refunded
+/// A request's visit to the line of its key, from its call to the head of its response. If the visit is
+/// dropped, the request leaves the line. Units that it took from the client's own quotas are refunded
 /// unless the service was called.
 pub(super) struct Visit {
     settings: Arc<ObeySettings>,
@@ -44,20 +44,20 @@ pub(super) struct Visit {
     stage: Stage,
     /// The charges of the request to the client's own quotas.
     shares: Vec<Share>,
-    /// The number of shares that it has taken.
+    /// The number of shares that the request has taken.
     taken: usize,
-    /// The charges to the client's own quotas, each with the index of its share.
+    /// The receipts of the charges to the client's own quotas, each with the index of its quota.
     receipts: SmallVec<[(usize, Policy, Receipt); 1]>,
-    /// The instant before which it may not go, by the queues among the client's own quotas.
+    /// The instant at which the request departs from the leaky queues among the client's own quotas.
     departs_us: u64,
-    /// The number of times that the client's own quotas denied it for an unknown time.
+    /// How many times the client's own quotas denied the request without a known wait.
     unknown_waits: u32,
 }
 
 /// The answer of a limiter of the client's own quotas.
 pub(super) type OwnDecision = Result<Decision, LimiterError>;
 
-/// An answer that comes later.
+/// The future of an answer that is not given at once.
 pub(super) type LaterAnswer = <BoxLimiter as Limiter>::Future<Decision>;
 
 impl Visit {
@@ -88,12 +88,13 @@ impl Visit {
         &self.settings
     }
 
-    /// Returns whether it waits in the line.
+    /// Returns whether the request waits in the line.
     pub(super) fn waits(&self) -> bool {
         self.stage == Stage::Waits
     }
 
-    /// Asks for the next share of the client's own quotas. Returns `None` if it has taken them all.
+    /// Asks the limiter for the request's next share of the client's own quotas. Returns `None` if the
+    /// request has taken all its shares.
     pub(super) fn ask(&self) -> Option<Reply<Decision, LimiterError, LaterAnswer>> {
         let share = self.shares.get(self.taken)?;
         debug_assert!(share.own < self.settings.own.len(), "each share belongs to one of the client's own quotas");
@@ -102,8 +103,8 @@ impl Visit {
         Some(own.limiter.take(&charges.collect::<SmallVec<[Charge<'_>; 2]>>()))
     }
 
-    /// Takes the answer for a share. Returns `false` if the quota is used up. The request has then returned what it
-    /// took from the others, and waits in the line.
+    /// Processes the limiter's answer for a share. Returns `false` if the quota denied the charge. In this case the
+    /// shares that the request took from other quotas were refunded, and the request waits in the line again.
     pub(super) fn answered(&mut self, answer: OwnDecision, now_us: u64) -> Result<bool, ObeyError> {
         let at = self.taken;
         debug_assert!(at < self.shares.len(), "each answer belongs to a share that the request asked for");
@@ -146,8 +147,8 @@ impl Visit {
         }
     }
 
-    /// Makes the request wait in the line until it may leave the leaky queues among the client's own quotas. Returns
-    /// `false` if it need not wait.
+    /// Makes the request wait in the line until its departure from the leaky queues among the client's own quotas.
+    /// Returns `false` if the request need not wait.
     pub(super) fn waits_for_departure(&mut self, now_us: u64) -> bool {
         let departs_us = std::mem::take(&mut self.departs_us);
         if departs_us > now_us {
@@ -156,7 +157,7 @@ impl Visit {
         departs_us > now_us
     }
 
-    /// Refunds what it took of the client's own quotas, the last first.
+    /// Refunds the units that the request took from the client's own quotas, the last first.
     fn refund(&mut self) {
         while let Some(last) = self.receipts.last().map(|(own, ..)| *own) {
             let first = self.receipts.iter().position(|(own, ..)| *own == last).unwrap_or(0);
@@ -167,8 +168,8 @@ impl Visit {
         }
     }
 
-    /// Polls a request that waits in the line. Returns the instant until which it sleeps, or `None`
-    /// if it may go.
+    /// Polls a request that waits in the line. Returns the instant until which the request sleeps, or
+    /// `None` if the request may leave the line.
     pub(super) fn poll(&mut self, now_us: u64, waker: &Waker) -> Result<Option<u64>, ObeyError> {
         let waker = waker.clone();
         let turn = self.turn;
@@ -186,7 +187,8 @@ impl Visit {
         }
     }
 
-    /// Returns to the line, because the client's own quotas do not admit the request before `until_us`.
+    /// Puts the request back into the line, because the client's own quotas do not admit it before
+    /// `until_us`.
     fn wait_until(&mut self, until_us: u64) {
         debug_assert!(matches!(self.stage, Stage::MayGo(_)), "only a request that may go asks the client's own quotas");
         let Stage::MayGo(number) = self.stage else { return };
@@ -195,9 +197,9 @@ impl Visit {
         change(&self.line, |line, wakers| line.put_back(turn, number, until_us, deadline_us, wakers));
     }
 
-    /// Notes that the request goes. Returns `false`, and puts the request back into the line, if a
-    /// pause has begun since the request was allowed to go. That holds even if the pause is over:
-    /// otherwise all requests that wait for the service would go at once after it.
+    /// Records that the request is sent. If a pause has begun since the request left the line, puts the
+    /// request back into the line and returns `false`. It does this even if the pause is over.
+    /// Otherwise all requests that wait for the service would be sent at once after the pause.
     pub(super) fn go(&mut self, now_us: u64) -> bool {
         debug_assert!(matches!(self.stage, Stage::MayGo(_)), "a request goes only once, and only if it may go");
         let Stage::MayGo(number) = self.stage else { return self.stage != Stage::Waits };
@@ -218,7 +220,7 @@ impl Visit {
         goes
     }
 
-    /// Notes the head of the response.
+    /// Passes the head of the response to the line.
     pub(super) fn hear<R>(mut self, response: &Response<R>) {
         debug_assert!(
             matches!(self.stage, Stage::OnItsWay(..)),
