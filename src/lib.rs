@@ -1,6 +1,6 @@
-//! Rate limiting for Tower services. A layer takes a key from each request and asks a limiter. It
-//! then passes the request on, or answers it with 429 or the gRPC equivalent, with standard
-//! headers.
+//! Rate limiting for Tower services. A layer takes a key from each request and asks a limiter. The
+//! layer then passes the request to the service, or answers it with 429 or the gRPC equivalent. Its
+//! responses have standard headers.
 //!
 //! ```
 //! use axum::{Router, body::Body, http::Request, routing::get};
@@ -24,19 +24,20 @@
 //! # Ok(()) }
 //! ```
 //!
-//! **Start with the [guide]:** one page for each task, from choosing an algorithm to running Redis.
+//! **Start with the [guide].** It has a page for each task, from choosing an algorithm to running
+//! Redis.
 //!
 //! # Concepts
 //!
 //! * A [`Quota`] says how much: a limit per period, an algorithm and its options.
-//! * A [`Rule`] is a *named* quota, as a layer applies it: to which requests, at what cost, in which
-//!   [`Mode`]. The name is part of the stored state.
-//! * A [`Policy`] is a rule's name and quota, as limiters, clients and operators see it: in headers
-//!   and in metrics.
-//! * A [`Key`] says whose allowance is charged. An extractor takes it from the request.
-//! * A [`Limiter`](limiter::Limiter) keeps the states and decides. [`MemoryLimiter`] does so for
-//!   one process, [`RedisLimiter`](struct.RedisLimiter.html) and
-//!   [`StoreLimiter`](limiter/store/struct.StoreLimiter.html) for many.
+//! * A [`Rule`] is a *named* quota as a layer applies it. It says to which requests the quota applies,
+//!   at what cost, and in which [`Mode`]. The name is part of the stored state.
+//! * A [`Policy`] is the name and quota of a rule, which limiters get, and which clients and operators
+//!   see in headers and metrics.
+//! * A [`Key`] says whose allowance is charged. An extractor gets the key from the request.
+//! * A [`Limiter`](limiter::Limiter) keeps the states and decides. [`MemoryLimiter`] does this for one
+//!   process. [`RedisLimiter`](struct.RedisLimiter.html) and
+//!   [`StoreLimiter`](limiter/store/struct.StoreLimiter.html) do it for many processes.
 //! * A [`Decision`](limiter::Decision) is the limiter's answer. An [`Outcome`](observe::Outcome) is
 //!   what the layer did with the request.
 //!
@@ -45,7 +46,7 @@
 //!
 //! # Modules
 //!
-//! The crate root has what the first hour needs. The rest is in modules:
+//! The crate root has the items that you need first. All other items are in modules:
 //!
 //! | module | contents |
 //! |---|---|
@@ -62,16 +63,18 @@
 //!
 //! # What it does not do
 //!
-//! * It is not a load shedder. `tower` has one.
-//! * Requests wait only if you ask for it: in a [leaky queue](Quota::leaky_queue), or in line for a
-//!   [concurrency limit](Quota::max_wait), in a layer with a [timer](RateLimitLayer::delay).
+//! * This crate is not a load shedder. `tower` has a load shedder.
+//! * Requests wait only if you configure it. They wait in a [leaky queue](Quota::leaky_queue), or in
+//!   line for a [concurrency limit](Quota::max_wait), if the layer has a
+//!   [timer](RateLimitLayer::delay).
 //!
 //! # Features
 //!
-//! No feature is on by default. Another crate of your program may enable further ones. Features add
-//! items and behaviour, and change two things. With `tracing`, setup warnings are its events and not
-//! lines on stderr. With both `fred` and `redis-rs`, a `RedisLimiter` reaches Redis through fred,
-//! unless `RedisLimiterBuilder::client` names the other library.
+//! No feature is on by default. Another crate of your program may enable further features. Features add
+//! items and behaviour, and two of them change existing behaviour. With `tracing`, setup warnings are
+//! written as `tracing` events instead of lines on stderr. With both `fred` and `redis-rs`, a
+//! `RedisLimiter` connects to Redis through fred, unless `RedisLimiterBuilder::client` selects
+//! redis-rs.
 //!
 //! | feature | what it adds | dependency |
 //! |---|---|---|
@@ -95,17 +98,17 @@
 //! | `rules` | `rules::Rules`: [rules in a file](guide::rules_in_a_file) | saphyr-parser, strsim |
 //! | `conformance` | the suite that a limiter of your own has to pass; it may become stricter in any release | none |
 //!
-//! The program `tower-ratelimit`, which [checks and
-//! explains](guide::rules_in_a_file#check-a-file-before-it-is-deployed) files of rules and [replays access
-//! logs](guide::choosing_a_limit), is the package `tower-ratelimit-cli`.
+//! The package `tower-ratelimit-cli` has the program `tower-ratelimit`. It [checks and
+//! explains](guide::rules_in_a_file#check-a-file-before-it-is-deployed) files of rules, and [replays
+//! access logs](guide::choosing_a_limit).
 //!
-//! Without the feature `axum` or `tonic` the layer runs in that framework if you do two things: end the
-//! layer with [`wrap_body`](RateLimitLayer::wrap_body), and insert the peer's address as a
+//! The layer also works with axum or tonic without the feature of that name if you do two things: end
+//! the layer with [`wrap_body`](RateLimitLayer::wrap_body), and insert the peer's address as a
 //! [`PeerAddr`](key::PeerAddr). [Coming from axum 0.7](guide::coming_from::axum_07) shows both.
 //!
 //! # Rust version
 //!
-//! 1.85 or later. A higher version is a minor release.
+//! Rust 1.85 or later. A release that requires a higher version is a minor release.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

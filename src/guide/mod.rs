@@ -6,22 +6,23 @@
 #![doc = include_str!("../../examples/first_day.rs")]
 //! ```
 //!
-//! `examples/first_day.rs` is this program. The rest of the first day is another line each:
+//! `examples/first_day.rs` is this program. Each further step of the first day takes one more line:
 //!
-//! * Its features are `axum` and `stats`. Beside axum and Tokio it needs the crates `tower`, `tower-http` (feature
-//!   `cors`) and `serde_json`.
-//! * Behind a proxy, [`key::client_ip`](crate::key::client_ip) stands in the place of `key::peer_ip`.
-//! * Several processes share the limit if `MemoryLimiter::new()` becomes
-//!   [`RedisLimiter::connect(url).await?`](redis_and_failures).
-//! * A rule is watched before it refuses anything: [`.mode(Mode::Shadow)`](crate::Mode::Shadow).
+//! * The program needs the features `axum` and `stats` of this crate. Besides axum and Tokio, it needs the crates
+//!   `tower`, `tower-http` (feature `cors`) and `serde_json`.
+//! * Behind a proxy, use [`key::client_ip`](crate::key::client_ip) instead of `key::peer_ip`.
+//! * For a limit that several processes share, use
+//!   [`RedisLimiter::connect(url).await?`](redis_and_failures) instead of `MemoryLimiter::new()`.
+//! * To watch a rule before it refuses requests, add [`.mode(Mode::Shadow)`](crate::Mode::Shadow).
 //!
 //! # Read first
 //!
-//! * [Quotas and rules](quotas_and_rules): how to state a limit, several limits and plans, and roll them out.
+//! * [Quotas and rules](quotas_and_rules): how to define limits and plans, and how to roll them out.
 //! * [Who is the client](who_is_the_client): how to limit by address, proxy, API key or user.
 //! * [What clients are told](what_clients_are_told): headers, bodies, gRPC statuses, and why a request was
 //!   refused.
-//! * [Testing your limits](testing_your_limits): without waiting, and misconfigurations.
+//! * [Testing your limits](testing_your_limits): how to test without waiting, and how to find
+//!   misconfigurations.
 //! * [Production checklist](production_checklist): what to check before a limit goes live.
 //!
 //! # Index
@@ -62,10 +63,10 @@
 //! | to obey other servers' limits | `client::{Advice, ObeyLayer, RetryAfter}` (features `client`, `retry`) | [being a client](being_a_client) |
 //! | actix-web, poem, pingora, or no HTTP at all | `RateLimitLayer::admit`, `MemoryLimiter::take_one` | [without Tower](without_tower) |
 //!
-//! [Coming from] lists what settings of tower_governor, governor, axum-governor, actix-governor, Tower, a
-//! function of your own, axum 0.7, nginx and Envoy are called here. [Upgrades] says what may change in which
-//! release. [How this is tested] says what was tried to break it, and what was not. The `examples` folder of
-//! the repository has complete programs.
+//! [Coming from] lists this crate's names for the settings of tower_governor, governor, axum-governor,
+//! actix-governor, Tower, a function of your own, axum 0.7, nginx and Envoy. [Upgrades] says what may change
+//! in which release. [How this is tested] says which tests try to break the crate, and what is not tested.
+//! The `examples` folder of the repository has complete programs.
 //!
 //! [Coming from]: coming_from
 //! [Upgrades]: upgrades
@@ -182,14 +183,14 @@ pub mod coming_from {
     //! * [actix-governor](actix_governor) 0.10
     //! * [Tower's own limit](tower_limit), `tower::limit::RateLimitLayer` 0.5
     //! * [a middleware function of your own](from_fn)
-    //! * [axum 0.7](axum_07), to stay on it
+    //! * [axum 0.7](axum_07), for applications that stay on it
     //! * [nginx] `limit_req`
     //! * [Envoy](envoy)'s rate limit service
     //!
-    //! The statements about other projects were read from their released code and documentation in
-    //! November 2026. The limiters in Rust and nginx were also sent requests, and answered as the pages
-    //! say. Each block of code here is a test, which sends requests too; its hidden lines say what it
-    //! expects.
+    //! The statements about other projects come from their released code and documentation, read in
+    //! November 2026. The statements about nginx and the limiters in Rust were also checked with
+    //! requests. Each block of code here is a test that sends requests, and its hidden lines say what
+    //! the test expects.
 
     #[allow(unused_imports)]
     use super::*;

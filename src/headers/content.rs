@@ -16,7 +16,7 @@ pub(super) struct Header {
 /// The content of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// A list with an item for each policy.
+    /// A list that has an item for each policy.
     List(List),
     /// A value of the policy that binds.
     Single(Single),
@@ -46,10 +46,10 @@ impl Content {
         matches!(self, Self::Single(_))
     }
 
-    /// Returns whether a header with this content can be rendered after the decision, from the
-    /// [numbers](super::write::Numbers) that are kept of an allowed charge, and the policy. A date cannot be
-    /// rendered later, because it counts from the decision. The match names each content, so the compiler asks
-    /// about a new one.
+    /// Returns whether a header with this content can be rendered after the decision. Then only the policy and
+    /// the [numbers](super::write::Numbers) of an allowed charge are available. A date cannot be rendered
+    /// later, because it is measured from the decision. The match names each content, so that the compiler
+    /// rejects a new content without an arm.
     pub(super) fn is_of_numbers(self) -> bool {
         match self {
             Self::List(List::Limits | List::Policies | List::Nameless) | Self::RetryAfter | Self::RetryAfterMs => true,
@@ -61,20 +61,21 @@ impl Content {
         }
     }
 
-    /// Returns whether a header with this content reports what remains of the quota.
+    /// Returns whether a header with this content reports the remaining units of the quota.
     pub(super) fn reports_remaining(self) -> bool {
         matches!(self, Self::Single(Single::Remaining | Single::Dictionary))
     }
 }
 
 impl Header {
-    /// Makes a header with an item for each policy. `name` is in lower case, as `HeaderName::from_static` requires.
+    /// Makes a header with an item for each policy. `name` must be in lower case, as `HeaderName::from_static`
+    /// requires.
     pub(super) fn list(name: &'static str, list: List) -> Self {
         Self { name: HeaderName::from_static(name), content: Content::List(list) }
     }
 
-    /// Makes a header with a value of the policy that binds. `name` is in lower case, as `HeaderName::from_static`
-    /// requires.
+    /// Makes a header with a value of the policy that binds. `name` must be in lower case, as
+    /// `HeaderName::from_static` requires.
     pub(super) fn single(name: &'static str, value: Single) -> Self {
         Self { name: HeaderName::from_static(name), content: Content::Single(value) }
     }

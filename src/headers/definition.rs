@@ -42,24 +42,24 @@ use super::wait::{Jitter, Waits};
 ///
 /// * Remaining units are rounded down, and times are rounded up. A policy that refused is reported
 ///   with nothing remaining.
-/// * `Retry-After` is in whole seconds, at least 1: the longest wait of the policies that refused.
-///   It is absent if no wait helps, because a cost is above its policy's capacity, and if no wait is
-///   known, as for a limit of [requests in flight](crate::Quota::concurrent).
+/// * `Retry-After` is in whole seconds, at least 1: the longest wait of the policies that refused. It
+///   is absent if the request can never pass, because a cost is above its policy's capacity. It is also
+///   absent if no wait is known, as for a limit of [requests in flight](crate::Quota::concurrent).
 /// * Redirects (3xx) carry only `Retry-After`, because the other headers could keep a client from
 ///   following them.
-/// * Headers that a response already has, from an inner layer or a handler, are merged. Related
-///   headers always come from one source:
-///   * Lists are extended. If both sources have an item for a policy, the one with less remaining
-///     is used in both headers.
-///   * Single-valued headers of the response stay if their `remaining` is at most ours. Otherwise
-///     ours replace them, and also others that describe the same quota, such as
-///     `X-RateLimit-Used` beside `X-RateLimit-Limit`. Headers of another family stay, such as
-///     `X-RateLimit-Limit-Tokens`.
+/// * Headers that a response already has, from an inner layer or a handler, are merged. Headers that
+///   describe one quota always come from one source:
+///   * Lists are extended. If both sources have an item for a policy, the source with fewer remaining
+///     units is used in both headers.
+///   * Single-valued headers of the response stay if their `remaining` is at most the layer's.
+///     Otherwise the layer's headers replace them, and also replace other headers that describe the
+///     same quota, such as `X-RateLimit-Used` next to `X-RateLimit-Limit`. Headers of another family
+///     stay, such as `X-RateLimit-Limit-Tokens`.
 ///   * The later `Retry-After` stays.
-///   * A value that cannot be read is replaced, because clients would ignore it or the whole
+///   * A value that cannot be read is replaced, because clients would ignore the value or the whole
 ///     header.
-/// * In browsers, scripts see these headers, also `Retry-After`, only if
-///   `Access-Control-Expose-Headers` names them. Give [`names`](Self::names) to tower-http's
+/// * In browsers, scripts see these headers, including `Retry-After`, only if
+///   `Access-Control-Expose-Headers` names them. Pass [`names`](Self::names) to tower-http's
 ///   `CorsLayer::expose_headers`.
 #[derive(Clone, Debug)]
 pub struct Headers {
@@ -69,7 +69,7 @@ pub struct Headers {
     pub(super) retry_after_ms: bool,
     pub(super) waits: Waits,
     pub(super) partition: Option<PartitionKey>,
-    /// The clock of dates. Without it, it is the calendar time of the operating system.
+    /// The clock for dates. If it is `None`, dates follow the calendar time of the operating system.
     pub(super) clock: Option<Arc<dyn Clock>>,
 }
 
@@ -81,13 +81,13 @@ pub enum When {
     Never,
     /// When the request is refused.
     OnRefusal,
-    /// When the request is refused, or when at most `percent` of the limit remains of a policy that the headers
-    /// report.
+    /// When the request is refused, or when a policy that the headers report has at most `percent` of its limit
+    /// left.
     NearExhaustion {
         /// Percent of the limit.
         percent: u8,
     },
-    /// With every response to a request that a policy applied to.
+    /// With every response to a request to which a policy applied.
     #[default]
     Always,
 }
@@ -97,31 +97,33 @@ impl Headers {
     /// draft-ietf-httpapi-ratelimit-headers-11 (May 2026; the same on the wire since revision 08),
     /// and `Retry-After`.
     ///
-    /// * `q` is the capacity, and `w` the seconds in which it refills. So a token bucket reports
-    ///   its burst.
-    /// * `t` is the effective window: at most `r` may be used within it. It is not the time until
-    ///   the quota is full.
+    /// * `q` is the capacity, and `w` the seconds in which the capacity refills. So the `q` of a token
+    ///   bucket is its burst.
+    /// * `t` is the effective window, within which a client may use at most `r` units. `t` is not the
+    ///   time until the quota is full again.
     /// * If the capacity refills within less than a second, `q` is the number of requests that pass in one
     ///   second: 50 per second with burst 10 is `q=50;w=1`.
-    /// * If it refills within less than half a second, `r` is the number of spread requests that pass in the
-    ///   next second: `r=49;t=1` after a request to `Quota::gcra` of 50 per second. If a client sends them
-    ///   at once, most of them are refused. But an `r` of 0 would stop an obedient client for a second after
-    ///   each request, so it would send 1 of 50.
-    /// * Two parameters of this crate say exactly what whole seconds cannot: `tower-ms` is `t` in
-    ///   milliseconds, and `tower-r` is what can pass at this instant, if `r` is more. They are sent if
-    ///   nothing remains for less than 20 seconds that are not whole, and if the capacity refills within less than
-    ///   half a second. `client::ObeyLayer` reads them, and others ignore them, as the draft says.
-    /// * For a policy that refused, `t` is the wait, like `Retry-After`. It is absent if no wait
-    ///   helps.
+    /// * If the capacity refills within less than half a second, `r` is the number of requests that pass in
+    ///   the next second if they are spread evenly. For example, it is `r=49;t=1` after a request against
+    ///   `Quota::gcra` of 50 per second. If a client sends these requests at once, most of them are refused.
+    ///   But an `r` of 0 would stop an obedient client for a second after each request, so that it would
+    ///   send only 1 of 50.
+    /// * Two parameters of this crate are more exact than whole seconds. `tower-ms` is `t` in milliseconds.
+    ///   `tower-r` is the number of units that can pass at this instant, if `r` is more. The parameters are sent
+    ///   if the capacity refills within less than half a second. They are also sent if nothing remains and the
+    ///   effective window is shorter than 20 seconds and not a whole number of seconds. `client::ObeyLayer` reads
+    ///   these parameters. Other clients ignore them, as the draft requires.
+    /// * For a policy that refused, `t` is the wait, like `Retry-After`. `t` is absent if the request
+    ///   can never pass.
     ///
     /// The draft is work in progress and not a standard.
     ///
     /// # Quotas that refill within a second
     ///
-    /// `t` and `Retry-After` are whole seconds, rounded up. A client that waits for a second
-    /// whenever nothing remains gets one burst a second: all of `50 per second`, a fifth of `50 per
-    /// second, burst 10`, and a thousandth of GCRA with 1,000 per second. So draft 11's headers say
-    /// more for such quotas:
+    /// `t` and `Retry-After` are whole seconds, rounded up. A client that waits for a second whenever
+    /// nothing remains gets one burst per second. This is the whole quota for `50 per second`, a fifth
+    /// of it for `50 per second, burst 10`, and a thousandth of it for GCRA with 1,000 per second. So
+    /// draft 11's headers report more for quotas that refill within a second:
     ///
     /// | quota | after a request that took the last unit |
     /// |---|---|
@@ -130,12 +132,12 @@ impl Headers {
     /// | `Quota::gcra(1_000, second)?` | `q=1000;w=1` and `r=999;t=1;tower-r=0;tower-ms=1` |
     ///
     /// * If the capacity refills within less than half a second, a client that spreads `r` over `t`
-    ///   gets nearly the whole quota. One that sends `r` at once is refused after the burst, as it
-    ///   would be by any limiter with so small a burst.
+    ///   gets nearly the whole quota. A client that sends `r` requests at once is refused after the
+    ///   burst, as by any limiter with such a small burst.
     /// * [`ObeyLayer`](crate::guide::being_a_client) gets 95 % of each quota or more if it is the
     ///   only client of its key.
-    /// * Refusals say whole seconds only. A refused client that comes back within milliseconds
-    ///   would be refused again if many clients share the key.
+    /// * Refusals report only whole seconds. A refused client that returns within milliseconds would be
+    ///   refused again if many clients share the key.
     /// * Other formats have no such parameters. [`Headers::openai`] writes milliseconds.
     #[must_use]
     pub fn draft_11() -> Self {
@@ -145,8 +147,8 @@ impl Headers {
     /// Sends `RateLimit-Policy: 100;w=60` and `RateLimit: limit=100, remaining=50, reset=5`, as in
     /// draft 07 (2023), and `Retry-After`.
     ///
-    /// `RateLimit` reports the policy that binds. Its `reset` is the time until the quota is full,
-    /// or after a refusal the wait.
+    /// `RateLimit` reports the policy that binds. Its `reset` is the time until the quota is full
+    /// again, or the wait after a refusal.
     #[must_use]
     pub fn draft_07() -> Self {
         Self::with(vec![
@@ -156,7 +158,7 @@ impl Headers {
     }
 
     /// Sends `RateLimit-Policy: 100;w=60`, `RateLimit-Limit: 100`, `RateLimit-Remaining: 50` and
-    /// `RateLimit-Reset: 5`, as in draft 06 (2022), and `Retry-After`. The values are those of
+    /// `RateLimit-Reset: 5`, as in draft 06 (2022), and `Retry-After`. The values are the same as in
     /// [`draft_07`](Self::draft_07).
     #[must_use]
     pub fn draft_06() -> Self {
@@ -168,14 +170,15 @@ impl Headers {
         ])
     }
 
-    /// Sends `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`, and `Retry-After`.
-    /// The reset is when the quota is full.
+    /// Sends `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`, and `Retry-After`. The
+    /// reset is the instant at which the quota is full again.
     ///
-    /// Servers encode the reset in different ways, so you have to choose one.
+    /// Servers encode the reset in different ways, so you have to choose an encoding.
     ///
-    /// Older versions of `ratelimit-header-parser` (npm) read `RateLimit` first, as draft 07, and
-    /// find no numbers in draft 11's. Do not send [`draft_11`](Self::draft_11) beside this format
-    /// to their users. Send this format alone, or [`draft_07`](Self::draft_07).
+    /// Older versions of `ratelimit-header-parser` (npm) read `RateLimit` first, and expect the format
+    /// of draft 07. They find no numbers in draft 11's `RateLimit`. If your clients use such versions,
+    /// do not send [`draft_11`](Self::draft_11) together with this format. Send this format alone, or
+    /// [`draft_07`](Self::draft_07).
     #[must_use]
     pub fn x_rate_limit(reset: ResetEncoding) -> Self {
         Self::with(vec![
@@ -199,14 +202,14 @@ impl Headers {
     }
 
     /// Sends the headers of OpenAI's API: `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests` and
-    /// `x-ratelimit-reset-requests`, and the same for `tokens`. The reset is when the quota is full, as a
-    /// duration: `12ms`, `1s`, `6m0s`. Refusals carry `Retry-After` and `retry-after-ms`, because OpenAI's
-    /// clients read the milliseconds first.
+    /// `x-ratelimit-reset-requests`, and the same for `tokens`. The reset is the time until the quota is
+    /// full again, as a duration: `12ms`, `1s`, `6m0s`. Refusals carry `Retry-After` and `retry-after-ms`,
+    /// because OpenAI's clients read the milliseconds first.
     ///
     /// The [unit](crate::Rule::unit) of a policy chooses its headers: `requests`, which is the default, or
-    /// `tokens`. A policy of another unit is not reported. If several policies have a unit, the one that
-    /// binds is reported: the refusing policy with the longest wait, or if none refused, the one with the
-    /// least remaining.
+    /// `tokens`. A policy with another unit is not reported. If several policies have one unit, the
+    /// headers report the policy that binds. This is the refusing policy with the longest wait, or if no
+    /// policy refused, the policy with the fewest remaining units.
     ///
     /// ```
     /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -234,8 +237,8 @@ impl Headers {
 
     /// Sends the headers of Anthropic's API: `anthropic-ratelimit-requests-limit`,
     /// `anthropic-ratelimit-requests-remaining` and `anthropic-ratelimit-requests-reset`, and the same for
-    /// `tokens`, `input-tokens` and `output-tokens`. The reset is when the quota is full, as a date of RFC
-    /// 3339: `2024-01-16T16:00:01Z`. Also sends `Retry-After`.
+    /// `tokens`, `input-tokens` and `output-tokens`. The reset is the instant at which the quota is full
+    /// again, as a date of RFC 3339: `2024-01-16T16:00:01Z`. Also sends `Retry-After`.
     ///
     /// The [unit](crate::Rule::unit) of a policy chooses its headers, as in [`openai`](Self::openai).
     #[must_use]
@@ -243,11 +246,11 @@ impl Headers {
         Self::by_unit(&ANTHROPIC, ResetEncoding::Rfc3339)
     }
 
-    /// Sends headers of your own names, and `Retry-After`.
+    /// Sends headers with names of your own, and `Retry-After`.
     ///
     /// # Errors
-    /// Returns an error if a name is not a valid header name, comes twice, or has another meaning
-    /// in HTTP or gRPC.
+    /// Returns an error if a name is not a valid header name, occurs twice, or has another meaning in
+    /// HTTP or gRPC.
     pub fn legacy(headers: LegacyHeaders) -> Result<Self, ConfigError> {
         Ok(Self::with(headers.into_headers()?))
     }
@@ -268,11 +271,12 @@ impl Headers {
     /// Adds the headers of `other`. Each format keeps its own settings: [when it is sent](Self::send), and
     /// which policies it reports ([`for_policy`](Self::for_policy), [`for_unit`](Self::for_unit)).
     ///
-    /// If both have a header, that of `self` is sent. If the two report different policies by it, no
-    /// single-valued header of that format of `other` is sent, because clients would take its numbers for
-    /// those of one quota; [`check`](crate::RateLimitLayer::check) then warns. `Retry-After` is sent if
-    /// either sends it. The shorter of the two [longest waits](Self::max_wait) is used. The jitter, the
-    /// partition keys and the clock of `other` are used only if `self` has none.
+    /// If both have a header, the header of `self` is sent. If `self` and `other` report different
+    /// policies by this header, no single-valued header of that format of `other` is sent, because
+    /// clients would read its numbers as numbers of one quota. [`check`](crate::RateLimitLayer::check)
+    /// then warns. `Retry-After` is sent if `self` or `other` sends it. The shorter of the two [longest
+    /// waits](Self::max_wait) is used. The jitter, the partition keys and the clock of `other` are each
+    /// used only if `self` does not set them.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         let sends_millis = |headers: &Self| headers.retry_after && headers.retry_after_ms;
@@ -288,7 +292,8 @@ impl Headers {
         self
     }
 
-    /// Sets when the headers chosen so far are sent. `Retry-After` is sent on refusals in any case.
+    /// Sets when the headers chosen so far are sent. This does not affect `Retry-After`, which is sent
+    /// on refusals.
     #[must_use]
     pub fn send(mut self, when: When) -> Self {
         for format in &mut self.formats {
@@ -297,11 +302,12 @@ impl Headers {
         self
     }
 
-    /// Makes the headers chosen so far report only policies of this name: the name of the
-    /// [rule](crate::Rule::new), or one that [`RateLimitLayer::policies`](crate::RateLimitLayer::policies)
-    /// returns. A response to a request that no such policy applied to does not get them.
+    /// Makes the headers chosen so far report only policies with this name. It is the name of the
+    /// [rule](crate::Rule::new), or a name that
+    /// [`RateLimitLayer::policies`](crate::RateLimitLayer::policies) returns. If no such policy applied to
+    /// a request, its response does not get these headers.
     ///
-    /// So each policy can have headers of its own:
+    /// So each policy can have separate headers:
     ///
     /// ```
     /// use tower_ratelimit::{
@@ -331,16 +337,17 @@ impl Headers {
     /// # Ok(()) }
     /// ```
     ///
-    /// `Retry-After` still is the longest wait of all policies that refused. If the layer has no policy of
-    /// this name, [`check`](crate::RateLimitLayer::check) warns.
+    /// `Retry-After` is still the longest wait of all policies that refused. If the layer has no policy
+    /// with this name, [`check`](crate::RateLimitLayer::check) warns.
     #[must_use]
     pub fn for_policy(self, name: impl Into<String>) -> Self {
         self.limited_to(&ScopeCondition::Policy(name.into()))
     }
 
-    /// Makes the headers chosen so far report only policies of this [unit](crate::Rule::unit), such as
-    /// `tokens`. The unit of a rule that states none is `requests`. Otherwise as
-    /// [`for_policy`](Self::for_policy). With both, headers report policies of this name and unit.
+    /// Makes the headers chosen so far report only policies with this [unit](crate::Rule::unit), such
+    /// as `tokens`. A rule that sets no unit has the [default unit](crate::Policy::unit) of its quota,
+    /// usually `requests`. In all other respects, this method is like [`for_policy`](Self::for_policy).
+    /// With both methods, headers report only policies with this name and this unit.
     #[must_use]
     pub fn for_unit(self, unit: impl Into<String>) -> Self {
         self.limited_to(&ScopeCondition::Unit(unit.into()))
@@ -363,30 +370,30 @@ impl Headers {
     /// Sets the longest wait that is reported, by default one day, because huge values can harm
     /// clients.
     ///
-    /// It caps `Retry-After`, the `t` of a policy with nothing remaining, the drafts' `reset` after
-    /// a refusal, resets of the meanings [`NextUnit`](ResetMeaning::NextUnit) and
-    /// [`Window`](ResetMeaning::Window) after a refusal, and gRPC's equivalents. It does not cap a
-    /// `t` beside something that remains: that is not a wait, and a smaller value would invite a
-    /// higher rate. A value below one second does not reduce waits in whole seconds below 1 s.
+    /// The maximum caps `Retry-After`, the `t` of a policy with nothing remaining, the drafts' `reset`
+    /// after a refusal, and gRPC's equivalents. It also caps resets with the meanings
+    /// [`NextUnit`](ResetMeaning::NextUnit) and [`Window`](ResetMeaning::Window) after a refusal. It
+    /// does not cap `t` if units remain, because `t` is then not a wait, and a smaller `t` would invite
+    /// a higher rate. A maximum below one second does not reduce waits in whole seconds below 1 s.
     #[must_use]
     pub fn max_wait(mut self, max: Duration) -> Self {
         self.waits.limit_to(max);
         self
     }
 
-    /// Lengthens the waits of refusals, so that clients do not all return at once. By default
-    /// nothing is added.
+    /// Lengthens the waits of refusals by a part that depends on the client's key, so that clients do
+    /// not all return at once. By default, waits are not lengthened.
     #[must_use]
     pub fn jitter(mut self, jitter: Jitter) -> Self {
         self.waits.add(jitter);
         self
     }
 
-    /// Sets the clock of resets that are dates: seconds or milliseconds since the epoch, RFC 3339 and HTTP dates. By
+    /// Sets the clock for resets that are dates: seconds or milliseconds since the epoch, RFC 3339 and HTTP dates. By
     /// default it is the calendar time of the operating system, even if the limiter has another clock, because clients
-    /// compare dates with their own calendar. Tests give it the [`ManualClock`](crate::clock::ManualClock) of their
-    /// limiter. A target without an operating system, such as `wasm32-unknown-unknown`, needs a clock here: without one
-    /// it is always 1970.
+    /// compare dates with their own calendar. In tests, pass the [`ManualClock`](crate::clock::ManualClock) of the
+    /// limiter. On a target without an operating system, such as `wasm32-unknown-unknown`, set a clock, because the
+    /// default clock always shows 1970 there.
     ///
     /// ```
     /// use std::time::Duration;
@@ -412,14 +419,15 @@ impl Headers {
         self
     }
 
-    /// Sends the draft's partition key `pk` in the items of [`draft_11`](Self::draft_11)'s
-    /// `RateLimit`. `name` returns its bytes for a policy and the request's key.
+    /// Sends the draft's partition key `pk` in the items of [`draft_11`](Self::draft_11)'s `RateLimit`.
+    /// `name` returns the bytes of the partition key for a policy and the request's key.
     ///
-    /// By default none is sent, which is the safe choice, because clients and every proxy on the
-    /// way can read it. Never send the key itself if it is a secret or an address, nor its plain
-    /// hash, which can be guessed. Send a public name, such as a tenant's, or a keyed hash (HMAC).
+    /// By default no partition key is sent. This is the safe choice, because clients and all proxies
+    /// between can read a partition key. Never send the request's key itself if it is a secret or an
+    /// address. Never send its plain hash either, because the key can be guessed from the hash. Send a
+    /// public name, such as a tenant's, or a keyed hash (HMAC).
     ///
-    /// If `name` panics, no `pk` is sent: the request was charged already, so it is served.
+    /// If `name` panics, the request is still served without `pk`, because it was already charged.
     ///
     /// ```
     /// use tower_ratelimit::{Headers, Key, Policy};
@@ -439,8 +447,8 @@ impl Headers {
 
     /// Returns the names of all headers that may be sent, for `Access-Control-Expose-Headers`.
     ///
-    /// Among them are those by which a refusal over gRPC says what it is, such as `grpc-status`: a client of gRPC-Web
-    /// whose browser hides them sees a failure without a reason.
+    /// The names include the headers that hold the status of a refusal over gRPC, such as `grpc-status`. If a browser
+    /// hides these headers, a gRPC-Web client sees a failure without a reason.
     #[must_use]
     pub fn names(&self) -> Vec<HeaderName> {
         let sent = self.formats.iter().filter(|format| format.when != When::Never);
@@ -453,8 +461,8 @@ impl Headers {
         Self { formats: vec![Format::new(headers)], retry_after: true, ..Self::none() }
     }
 
-    /// Sends a family of headers for each of these units. They have the names of the limit, of what remains, and of the
-    /// reset.
+    /// Sends a family of headers for each of these units. `families` has the names of the headers for the limit, the
+    /// remaining units, and the reset.
     fn by_unit(families: &[(&str, [&'static str; 3])], encoding: ResetEncoding) -> Self {
         let format = |(unit, [limit, remaining, reset]): &(&str, [&'static str; 3])| {
             let mut format = Format::new(vec![
@@ -468,7 +476,8 @@ impl Headers {
         Self { formats: families.iter().map(format).collect(), retry_after: true, ..Self::none() }
     }
 
-    /// Returns what is wrong if headers can never be sent, because of the policies of the layer or of other headers.
+    /// Returns a description of the problem if some headers can never be sent, because of the layer's policies or of
+    /// other headers.
     pub(crate) fn unsent(&self, policies: &[Policy]) -> Option<String> {
         let sent = || self.formats.iter().filter(|format| format.when != When::Never);
         if let Some(name) = sent().find_map(|format| format.contested.as_ref()) {
@@ -496,8 +505,8 @@ impl Headers {
         ))
     }
 
-    /// Returns the headers that report the wait of a refusal. The milliseconds come first, because they are merged with
-    /// a `Retry-After` that the response has, before ours is written.
+    /// Returns the headers that report the wait of a refusal. The header in milliseconds comes first. It is merged with
+    /// a `Retry-After` that the response already has, before the layer's `Retry-After` is written.
     pub(super) fn waits(&self) -> impl Iterator<Item = Header> + use<> {
         let millis = (HeaderName::from_static(RETRY_AFTER_MS), Content::RetryAfterMs);
         let headers = [(millis, self.retry_after_ms), ((RETRY_AFTER, Content::RetryAfter), true)];
@@ -513,7 +522,7 @@ impl Default for Headers {
     }
 }
 
-/// Returns the partition key of a request's key, if it has one.
+/// Returns the partition key for a policy and a request's key, if there is one.
 type NamePartition = dyn Fn(&Policy, &Key) -> Option<Vec<u8>> + Send + Sync;
 
 #[derive(Clone)]
@@ -531,8 +540,8 @@ pub(super) struct Format {
     pub(super) headers: Vec<Header>,
     pub(super) when: When,
     pub(super) scope: Scope,
-    /// The header that reports what remains. It is kept apart because [`Headers::and`] removes it
-    /// from `headers` if an earlier format has it too.
+    /// The header that reports the remaining units. It is stored separately because [`Headers::and`]
+    /// removes it from `headers` if an earlier format has it too.
     pub(super) remaining: Option<Header>,
     /// A header that [`Headers::and`] removed because an earlier format reports other policies by it.
     pub(super) contested: Option<HeaderName>,
@@ -544,13 +553,13 @@ impl Format {
         Self { headers, when: When::default(), scope: Scope::default(), remaining, contested: None }
     }
 
-    /// Returns whether its headers are ever sent.
+    /// Returns whether the format's headers are ever sent.
     pub(super) fn is_sent(&self) -> bool {
         self.when != When::Never && !self.headers.is_empty()
     }
 
-    /// Returns the header that reports what remains: the format's own, or that of another format with headers of the
-    /// same quota.
+    /// Returns the header that reports the remaining units: the format's own header, or the header of another format
+    /// that describes the same quota.
     pub(super) fn remaining_of_family<'a>(&'a self, formats: &'a [Self]) -> Option<&'a Header> {
         let is_of_family = |other: &&Header| {
             let mut singles = self.headers.iter().filter(|own| own.content.is_single());

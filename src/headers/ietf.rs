@@ -1,7 +1,7 @@
 //! The headers of draft-ietf-httpapi-ratelimit-headers: revisions 11 (the format since 08), 07 and 06.
 //!
-//! Strings, integers, lists and parameters are serialized as in RFC 9651, and parameters always in
-//! one order.
+//! Strings, integers, lists and parameters are serialized as in RFC 9651. Parameters are always in one
+//! order.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,7 +14,8 @@ use crate::quota::{Algorithm, Quota, UNITS_MAX};
 use super::text::Text;
 use super::wait::{SECOND_US, seconds_ceil};
 
-/// A quota as clients learn it: `quota` units per `window` seconds, or at once.
+/// A quota as it is reported to clients: `quota` units per `window` seconds, or `quota` units in flight
+/// at once if there is no window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Advertised {
     pub(crate) quota: u64,
@@ -22,12 +23,12 @@ pub(crate) struct Advertised {
 }
 
 impl Advertised {
-    /// Returns the capacity, and the time in which it is restored, in whole seconds. A bucket with
-    /// burst 20 at 100 per minute is 20 per 12 s.
+    /// Returns the capacity, and the time in which the capacity refills, in whole seconds. For example,
+    /// a bucket with burst 20 at 100 per minute is reported as 20 per 12 s.
     ///
-    /// The window is at least one second. A capacity that is restored sooner is scaled to what
-    /// passes in one second, rounded down: 10 per 100 ms is 100 per 1 s, and 50 per second with
-    /// burst 10 is 50 per 1 s. A concurrency limit has no window.
+    /// The window is at least one second. If the capacity refills sooner, the number of units that pass
+    /// in one second is reported instead, rounded down. For example, 10 per 100 ms is reported as 100
+    /// per 1 s, and 50 per second with burst 10 as 50 per 1 s. A concurrency limit has no window.
     pub(crate) fn new(quota: &Quota) -> Self {
         let (capacity, period_us) = (quota.capacity(), quota.spec().period_us);
         let seconds = |us| Some(seconds_ceil(us).max(1));
@@ -44,20 +45,20 @@ impl Advertised {
         Self { quota: capacity, window: seconds(refill_us) }
     }
 
-    /// Returns what clients learn of a quota of the calendar while a window of this length is open.
+    /// Returns the reported form of a calendar quota while a window of this length is open.
     pub(super) fn within(self, window_us: u64) -> Self {
         Self { window: Some(seconds_ceil(window_us).max(1)), ..self }
     }
 }
 
-/// Returns how many units pass in this time once the capacity is used up, rounded down.
+/// Returns how many units pass in this time after the capacity is used up, rounded down.
 fn units_within(quota: &Quota, time_us: u64) -> u64 {
     let units = u128::from(quota.limit()) * u128::from(time_us) / u128::from(quota.spec().period_us.max(1));
     u64::try_from(units).unwrap_or(u64::MAX).min(UNITS_MAX)
 }
 
-/// The units that remain, and the effective window, if they are known more exactly than `r` and `t` say. The
-/// parameters `tower-r` and `tower-ms` carry them, because those of the drafts are whole seconds.
+/// The remaining units and the effective window, if these are known more exactly than `r` and `t` say. The
+/// parameters `tower-r` and `tower-ms` report them, because the drafts' parameters are in whole seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Precise {
     /// The units that can pass at this instant, if `r` is more.
@@ -65,15 +66,16 @@ pub(super) struct Precise {
     pub(super) window_us: u64,
 }
 
-/// If a capacity is restored within this time, `r` is what passes within the next second, and not what can pass at this
-/// instant. A client that waits for a whole second whenever nothing remains would get less than half of such a quota.
+/// If a capacity refills in less than this time, `r` is the number of units that pass within the next second, and not
+/// the number that can pass at this instant. Otherwise a client that waits for a whole second whenever nothing remains
+/// would get less than half of such a quota.
 const SHORT_REFILL_US: u64 = SECOND_US / 2;
 
 /// A window of at least this time is reported in whole seconds only, which lengthens it by less than a twentieth.
 const LONG_WINDOW_US: u64 = 20 * SECOND_US;
 
-/// Returns `r`, and the more exact numbers, of an allowed charge with a short effective window or with nothing
-/// remaining.
+/// Returns `r` and the more exact numbers for an allowed charge whose effective window is short or whose quota
+/// has nothing left.
 #[cold]
 pub(super) fn precisely(quota: &Quota, remaining: u64, window_us: u64) -> (u64, Option<Precise>) {
     if micros_ceil(quota.refill_time()) < SHORT_REFILL_US {
@@ -89,7 +91,7 @@ pub(super) fn precisely(quota: &Quota, remaining: u64, window_us: u64) -> (u64, 
     (remaining, is_rounded.then_some(Precise { remaining: None, window_us }))
 }
 
-/// Writes `;tower-r=9;tower-ms=180`. Leaves out the units if they equal `r`.
+/// Writes `;tower-r=9;tower-ms=180`. Omits the units if they equal `r`.
 pub(super) fn push_precise(text: &mut Text, precise: Precise) {
     if let Some(remaining) = precise.remaining {
         text.push(b";tower-r=");
@@ -159,7 +161,7 @@ pub(super) fn push_partition(text: &mut Text, partition: &[u8]) {
     text.push(b":");
 }
 
-/// Writes `limit=100, remaining=50, reset=5`, the dictionary of draft 07, or without a `reset` if it is not known.
+/// Writes the dictionary of draft 07: `limit=100, remaining=50, reset=5`. Omits `reset` if it is `None`.
 pub(super) fn push_dictionary(text: &mut Text, limit: u64, remaining: u64, reset: Option<u64>) {
     text.push(b"limit=");
     text.push_integer(limit);

@@ -1,8 +1,8 @@
-//! Usual refusals: their headers are laid out once, and each refusal gets a filled-in copy.
+//! Headers of usual refusals. They are laid out once, and each refusal gets a copy with its values.
 //!
-//! Copying a map neither hashes the names again nor grows it. The bench "layer, refused, header
-//! fields" shows the gain. Responses to requests that pass do not use this, because they often get
-//! more headers later, for which the copy has no room.
+//! Copying a header map does not hash the names again, and does not grow the map. The bench "layer,
+//! refused, header fields" shows the gain. Responses to requests that pass do not use a layout, because
+//! they often get more headers later, and a copy has no room for these.
 
 use http::{HeaderMap, HeaderValue, StatusCode};
 
@@ -13,14 +13,14 @@ use super::view::PolicyView;
 #[derive(Debug)]
 pub(crate) struct RefusalLayout {
     headers: HeaderMap,
-    /// The index of the header to fill in, for each value of `headers` in their order. `None` for a constant value.
+    /// For each value of `headers`, in order, the index of the header whose value replaces it. `None` for a
+    /// constant value.
     slots: Vec<Option<usize>>,
 }
 
 impl PreparedHeaders {
-    /// Lays out the headers of refusals with this status: `headers`, and after them those that
-    /// report quotas. No name may occur in both. Returns `None` for redirects, which get fewer
-    /// headers.
+    /// Lays out the headers of refusals with this status: first `headers`, and then the headers that
+    /// report quotas. No name may occur in both. Returns `None` for redirects, which get fewer headers.
     pub(crate) fn lay_out_refusal(&self, mut headers: HeaderMap, status: StatusCode) -> Option<RefusalLayout> {
         if status.is_redirection() {
             return None;
@@ -32,8 +32,8 @@ impl PreparedHeaders {
         Some(RefusalLayout { headers, slots })
     }
 
-    /// Returns the headers of one refusal, equal to those that would be rendered and added. Returns
-    /// `None` if a header of the layout has nothing to report.
+    /// Returns the headers of one refusal. They equal the headers that rendering without the layout
+    /// would give. Returns `None` if a header of the layout has nothing to report.
     pub(crate) fn fill(&self, layout: &RefusalLayout, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderMap> {
         let mut headers = layout.headers.clone();
         for (value, slot) in headers.values_mut().zip(&layout.slots) {

@@ -1,4 +1,4 @@
-//! Headers with names of the user's own.
+//! Headers whose names the application chooses.
 
 use http::HeaderName;
 
@@ -8,10 +8,11 @@ use crate::error::{ConfigError, ConfigErrorKind};
 use super::content::{Content, Header, Single};
 use super::reset::{ResetEncoding, ResetMeaning};
 
-/// Headers of your own names, for clients that know them from elsewhere. Each header is optional.
+/// Headers with names of your own, for clients that already expect these names. Each header is
+/// optional.
 ///
-/// If several policies apply, the headers report the one that binds: the refusing policy with the
-/// longest wait, or if none refused, the one with the least remaining.
+/// If several policies apply, the headers report the policy that binds. This is the refusing policy
+/// with the longest wait, or if no policy refused, the policy with the fewest remaining units.
 ///
 /// ```
 /// use tower_ratelimit::{
@@ -50,7 +51,7 @@ impl LegacyHeaders {
         self.with(name, Single::Limit)
     }
 
-    /// Sets the header of the remaining units, rounded down. It is 0 after a refusal.
+    /// Sets the header of the remaining units, rounded down. Its value is 0 after a refusal.
     #[must_use]
     pub fn remaining(self, name: impl Into<String>) -> Self {
         self.with(name, Single::Remaining)
@@ -62,7 +63,7 @@ impl LegacyHeaders {
         self.with(name, Single::Used)
     }
 
-    /// Adds a header of the reset. There may be several, with different names.
+    /// Adds a header of the reset. A format may have several such headers, with different names.
     #[must_use]
     pub fn reset(self, name: impl Into<String>, encoding: ResetEncoding, meaning: ResetMeaning) -> Self {
         self.with(name, Single::Reset(encoding, meaning))

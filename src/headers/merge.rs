@@ -1,7 +1,7 @@
-//! Merging our lists with those that an inner layer or a handler wrote.
+//! Merges the layer's lists with the lists that an inner layer or a handler wrote.
 //!
-//! Everything about one policy comes from the stricter source. A list that cannot be parsed is
-//! replaced, because clients would ignore it.
+//! All items about one policy come from the stricter source. A list that cannot be parsed is replaced,
+//! because clients would ignore it.
 
 use http::{HeaderMap, HeaderValue};
 use smallvec::SmallVec;
@@ -14,7 +14,8 @@ use super::text::Text;
 /// Names of policies, as quoted strings.
 type PolicyNames<'a> = SmallVec<[&'a [u8]; 4]>;
 
-/// Merges our lists, each the last line of its header, with the lines before it.
+/// Merges the layer's lists with the response's lists. Each of the layer's lists is the last line of
+/// its header.
 pub(super) fn merged<'a>(
     headers: &HeaderMap,
     lists: impl Iterator<Item = (&'a PreparedHeader, List)> + Clone,
@@ -29,8 +30,8 @@ pub(super) fn merged<'a>(
     values
 }
 
-/// Joins the lines of a header. Returns `None` if one of their policies may be a policy of the layer. Usually none is.
-/// Items are not collected, because they are large (bench "features", "two layers").
+/// Joins the lines of a header. Returns `None` if an item of the response's lines may be of a policy of the layer,
+/// which is unusual. Items are not collected, because they are large (bench "features", "two layers").
 fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Option<HeaderValue>> {
     let (theirs, ours) = lines(headers, header);
     let (mut text, mut is_in_both) = (Text::new(), false);
@@ -50,13 +51,13 @@ fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Op
     Some(text.to_value())
 }
 
-/// Returns whether an item may be of a policy of the layer, whose constant text is `own`. A policy without a constant
-/// text has the request's own quota.
+/// Returns whether an item may be of a policy of the layer, whose constant text is `own`. A policy has no constant
+/// text if requests bring its quota.
 fn may_be_of(own: Option<&HeaderValue>, item: &ListMember<'_>) -> bool {
     own.is_none_or(|own| own.as_bytes().starts_with(item.name))
 }
 
-/// Merges our lists with theirs policy by policy.
+/// Merges the layer's lists with the response's lists, policy by policy.
 #[cold]
 fn merged_by_policy<'a>(
     headers: &HeaderMap,
@@ -73,21 +74,22 @@ fn merged_by_policy<'a>(
     both.iter().map(|(_, theirs, ours)| merge(theirs, ours, &keep)).collect()
 }
 
-/// Returns the lines of a header: theirs, and ours, which is the last one.
+/// Returns the lines of a header: the response's lines, and the layer's line, which is the last.
 fn lines<'a>(headers: &'a HeaderMap, header: &PreparedHeader) -> (impl Iterator<Item = &'a [u8]>, &'a [u8]) {
     let mut lines = headers.get_all(&header.name).into_iter().map(HeaderValue::as_bytes);
     let ours = lines.next_back().unwrap_or_default();
     (lines, ours)
 }
 
-/// Returns the policies whose items by the inner source stay, because they are at least as strict as ours.
+/// Returns the policies whose items in the response stay, because they are at least as strict as the
+/// layer's.
 fn kept_policies<'a>(theirs: &[ListMember<'a>], ours: &[ListMember<'a>]) -> PolicyNames<'a> {
     let is_kept = |own: &&ListMember<'a>| theirs.iter().any(|item| item.name == own.name && !own.is_stricter(item));
     ours.iter().filter(is_kept).map(|own| own.name).collect()
 }
 
-/// Merges two lists. Our item replaces the inner layer's item of the same name, at the same position. If `keep` names
-/// the policy, the inner layer's item stays.
+/// Merges two lists. The layer's item replaces the response's item with the same name, at the same position. If
+/// `keep` names the policy, the response's item stays.
 fn merge(theirs: &[ListMember<'_>], ours: &[ListMember<'_>], keep: &[&[u8]]) -> Option<HeaderValue> {
     let ours = || ours.iter().filter(|own| !keep.contains(&own.name));
     let mut text = Text::new();

@@ -33,34 +33,37 @@ pub(crate) struct PreparedHeaders {
     pub(super) formats: Vec<PreparedFormat>,
     /// The headers of all formats, in the order in which they are sent.
     pub(super) headers: Vec<PreparedHeader>,
-    /// True if the headers of one policy can be rendered at any time by the numbers of its charge. Dates count from the
-    /// decision, and partition keys need the key.
+    /// Whether the headers of one policy can be rendered after the decision, from only the numbers of its charge. Dates
+    /// are measured from the decision, and partition keys need the key.
     pub(super) is_of_numbers: bool,
-    /// True if requests bring quotas of their own.
+    /// Whether requests may bring quotas of their own.
     pub(super) has_own_quotas: bool,
-    /// True if no response to a request that passed gets a header.
+    /// Whether responses to requests that passed never get a header.
     pub(crate) is_silent_if_passed: bool,
     waits: Waits,
     partition: Option<PartitionKey>,
-    /// Read only for dates.
+    /// The clock for dates. It is read only for dates.
     pub(super) clock: Arc<dyn Clock>,
-    /// The limiter's clock, by which its windows of a calendar begin and end.
+    /// The limiter's clock. The limiter's calendar windows begin and end according to it.
     windows_clock: Arc<dyn Clock>,
 }
 
-/// Headers that are sent together, and report the same policies: at least one of the layer's.
+/// Headers that are sent together and report the same policies. These include at least one policy of
+/// the layer.
 #[derive(Debug)]
 pub(super) struct PreparedFormat {
     pub(super) when: When,
-    /// The header by which single values of the response are compared with ours.
+    /// The header whose value in the response is compared with the layer's value, to decide whose
+    /// single values are sent.
     pub(super) remaining: Option<Header>,
-    /// Has a flag for each policy of the layer: true if the headers report it. `None` if they report all.
+    /// For each policy of the layer, whether the headers report it. `None` if the headers report all
+    /// policies.
     reported: Option<Box<[bool]>>,
     /// The indices of its headers.
     pub(super) headers: Range<usize>,
 }
 
-/// The policies that the headers of a format report, of those that applied to a request.
+/// Those policies that applied to a request and that the headers of a format report.
 pub(super) enum Reported<'v, 'p> {
     All(&'v [PolicyView<'p>]),
     These(SmallVec<[PolicyView<'p>; 4]>),
@@ -72,15 +75,17 @@ pub(super) struct PreparedHeader {
     pub(super) content: Content,
     /// The index of its format.
     pub(super) format: usize,
-    /// The constant text of each policy: its name, or the item of a list. Items of [limits](List::Limits) only begin
-    /// with it. `None` for a name that cannot be a value, and for an item that depends on the request's own quota.
+    /// The constant text of each policy: its name, or the item of a list. For [limits](List::Limits), this is only
+    /// the beginning of the item. `None` if the name cannot be a header value, or if the item depends on a quota
+    /// that the request brings.
     pub(super) items: Vec<Option<HeaderValue>>,
-    /// The header's value if all policies apply. `None` unless the header is a list of whole items.
+    /// The header's value if all policies apply. Only lists of whole items have it.
     all: Option<HeaderValue>,
 }
 
 impl PreparedHeaders {
-    /// Prepares the headers that report these policies. The limiter's clock is `None` if it is not in this process.
+    /// Prepares the headers that report `policies`. `limiter_clock` is `None` if the limiter's clock is not in this
+    /// process.
     pub(crate) fn new(headers: &Headers, policies: &[Policy], limiter_clock: Option<Arc<dyn Clock>>) -> Self {
         let clock = headers.clock.clone().unwrap_or_else(|| Arc::new(CalendarClock));
         let waits = Format { when: When::OnRefusal, ..Format::new(headers.waits().collect()) };
@@ -113,12 +118,13 @@ impl PreparedHeaders {
         }
     }
 
-    /// Returns whether the seed of a refusal matters.
+    /// Returns whether the waits of refusals have jitter, so that the seed of a refusal is used.
     pub(crate) fn is_jittered(&self) -> bool {
         self.waits.is_jittered()
     }
 
-    /// Returns about how many bytes the lists have that report all of these policies, given by their indices.
+    /// Returns approximately how many bytes the lists have if they report all of these policies. `policies`
+    /// are the policies' indices.
     pub(crate) fn bytes_of_lists(&self, policies: &[usize]) -> usize {
         /// `99;t=60` and a separator.
         const NUMBERS: usize = 12;
@@ -141,7 +147,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// Adds a wait that does not come from a policy, by the headers for waits.
+    /// Writes a wait that does not come from a policy into the headers for waits.
     pub(crate) fn add_wait(&self, wait: Wait, headers: &mut HeaderMap) {
         let Some(wait_us) = wait.duration().map(micros_ceil) else { return };
         for header in &self.headers {
@@ -155,8 +161,8 @@ impl PreparedHeaders {
         }
     }
 
-    /// Renders the value of a header. Returns `None` if the header has nothing to report. `views` are those that its
-    /// format [reports](PreparedFormat::reported).
+    /// Renders the value of a header. Returns `None` if the header has nothing to report. `views` are the policies
+    /// that the header's format [reports](PreparedFormat::reported).
     #[inline]
     pub(super) fn value(&self, header: &PreparedHeader, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderValue> {
         match header.content {
@@ -230,8 +236,8 @@ impl PreparedHeaders {
         }
     }
 
-    /// Returns the `reset` of drafts 06 and 07, which should agree with `Retry-After`. Returns `None` if it is not
-    /// known.
+    /// Returns the `reset` of drafts 06 and 07, which should agree with `Retry-After`. Returns `None` if the time
+    /// is not known.
     fn draft_reset(&self, view: &PolicyView<'_>, seed: u64) -> Option<u64> {
         match view.wait_us().filter(|_| view.refuses) {
             Some(wait_us) => Some(self.waits.reported_seconds(wait_us, seed)),
@@ -247,7 +253,7 @@ impl PreparedFormat {
         self.reported.as_ref().is_none_or(|reported| reported.get(index) == Some(&true))
     }
 
-    /// Returns the policies that the headers report, of those that applied to a request.
+    /// Returns those of the policies in `views` that the headers report.
     #[inline]
     pub(super) fn reported<'v, 'p>(&self, views: &'v [PolicyView<'p>]) -> Reported<'v, 'p> {
         if self.reported.is_none() {
@@ -304,7 +310,7 @@ impl PreparedHeader {
         }
     }
 
-    /// Returns the item of a request's own quota, or of a quota of the calendar.
+    /// Returns the item for a quota that the request brought, or for a calendar quota.
     #[inline(never)]
     fn own_item(&self, view: &PolicyView<'_>, clock: &dyn Clock) -> Option<HeaderValue> {
         match (self.content, view.policy.quota().known_windows()) {
@@ -320,7 +326,7 @@ impl PreparedHeader {
     }
 }
 
-/// Returns the item of a quota of the calendar: its window is the one that is open.
+/// Returns the item for a calendar quota, with the length of the window that is open.
 fn calendar_item(
     list: List,
     windows: &CalendarWindows,
@@ -337,7 +343,7 @@ fn calendar_item(
 }
 
 /// Returns the constant text of a policy's item: the whole item, or the beginning of an item of [limits](List::Limits).
-/// Returns `None` if the item depends on the request's own quota, or on the window that is open.
+/// Returns `None` if the item depends on a quota that the request brings, or on the window that is open.
 fn constant_item(list: List, policy: &Policy) -> Option<HeaderValue> {
     let mut text = Text::new();
     match list {
@@ -351,14 +357,15 @@ fn constant_item(list: List, policy: &Policy) -> Option<HeaderValue> {
     value
 }
 
-/// Returns a policy's name as a value, which neither begins nor ends with a space.
+/// Returns a policy's name as a header value, without spaces at its beginning and end.
 fn name(policy: &Policy) -> Option<HeaderValue> {
     let mut text = Text::new();
     text.push(policy.name().trim_ascii().as_bytes());
     text.to_shared_value()
 }
 
-/// Returns a list of these items, or `None` if one of them is missing: a list without it would be wrong.
+/// Returns a list of these items. Returns `None` if an item is missing, because an incomplete list would
+/// be wrong.
 fn list<'a>(items: impl Iterator<Item = Option<&'a HeaderValue>>) -> Option<Text> {
     let mut text = Text::new();
     for item in items {

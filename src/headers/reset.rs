@@ -1,4 +1,4 @@
-//! When a quota resets, in the many encodings and meanings of `X-RateLimit-Reset`.
+//! The encodings and meanings of `X-RateLimit-Reset`, which says when a quota resets.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,26 +11,28 @@ use super::text::integer;
 use super::view::PolicyView;
 use super::wait::{SECOND_US, Waits, seconds_ceil};
 
-/// The last second that the date formats can write: 9999-12-31 23:59:59 UTC.
+/// The last second that the date formats can represent: 9999-12-31 23:59:59 UTC.
 const CALENDAR_END: u64 = 253_402_300_799;
 
 /// The encoding of a reset header. All encodings round up, so that no client returns too early.
 ///
-/// Servers use the name `X-RateLimit-Reset` with every one of these.
+/// Different servers use the name `X-RateLimit-Reset` with each of these encodings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ResetEncoding {
     /// Seconds from now: `2`.
     DeltaSeconds,
-    /// Seconds from now with decimals: `1.250`. Times have microseconds, so digits beyond the sixth
-    /// are zeros.
+    /// Seconds from now with decimals: `1.250`. Times are in whole microseconds, so digits after the
+    /// sixth are zeros.
     DeltaSecondsDecimal {
-        /// The number of digits after the point. With 0 there is no point.
+        /// The number of digits after the decimal point. With 0 digits there is no decimal point.
         digits: u8,
     },
-    /// Seconds since the Unix epoch, by the [headers' clock](crate::Headers::clock): `1705420802`.
+    /// Seconds since the Unix epoch, according to the [headers' clock](crate::Headers::clock):
+    /// `1705420802`.
     EpochSeconds,
-    /// Milliseconds since the Unix epoch, by the [headers' clock](crate::Headers::clock): `1705420801250`.
+    /// Milliseconds since the Unix epoch, according to the [headers' clock](crate::Headers::clock):
+    /// `1705420801250`.
     EpochMillis,
     /// A date of RFC 3339 in UTC, to the second: `2024-01-16T16:00:02Z`.
     Rfc3339,
@@ -44,22 +46,24 @@ pub enum ResetEncoding {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ResetMeaning {
-    /// When one more unit could pass, which is now if something remains. After a refusal it is when
-    /// the same request could pass. The header is absent if that is not known, or if no wait helps.
+    /// The instant at which one more unit could pass, which is now if units remain. After a refusal, it
+    /// is the instant at which the same request could pass. The header is absent if this instant is not
+    /// known, or if the request can never pass.
     NextUnit,
-    /// The end of the [effective window](crate::limiter::ChargeDecision::effective_window), within
-    /// which the remaining units may be used. The header is absent if it is not known. After a refusal like
-    /// [`NextUnit`](Self::NextUnit).
+    /// The end of the [effective window](crate::limiter::ChargeDecision::effective_window), within which
+    /// the remaining units may be used. The header is absent if this end is not known. After a refusal, the
+    /// meaning is [`NextUnit`](Self::NextUnit).
     Window,
-    /// When the quota is full, if nothing else is charged: a fixed window's end, a full bucket. The header is absent if
-    /// that is not known. It is also absent if no wait helps a refused request, because clients would read it as a time
-    /// to retry.
+    /// The instant at which the quota is full again if nothing else is charged: the end of a fixed window, or the
+    /// instant at which a bucket is full. The header is absent if this instant is not known. It is also absent if a
+    /// refused request can never pass, because clients would read the header as a time to retry.
     #[default]
     Full,
 }
 
 impl ResetMeaning {
-    /// Returns the time to report, counted from now, or `None` if it is not known or no wait helps.
+    /// Returns the time from now until the reset. Returns `None` if the time is not known, or if the
+    /// request can never pass.
     pub(super) fn time_us(self, view: &PolicyView<'_>, waits: Waits, seed: u64) -> Option<u64> {
         let decision = view.decision;
         let full_us = decision.known_reset_us();
@@ -103,7 +107,8 @@ impl ResetEncoding {
     }
 }
 
-/// Returns the date in whole seconds, rounded up, and at most the last one that can be written.
+/// Returns the date in whole seconds, rounded up, and at most the last second that the date formats can
+/// represent.
 fn calendar(at_us: u64) -> SystemTime {
     let seconds = Duration::from_secs(seconds_ceil(at_us).min(CALENDAR_END));
     UNIX_EPOCH.checked_add(seconds).unwrap_or(UNIX_EPOCH)
@@ -119,8 +124,8 @@ fn decimal(us: u64, digits: u8) -> String {
     format!("{}.{:0precise$}{:0<zeros$}", parts / scale, parts % scale, "")
 }
 
-/// Writes a duration as Go's `time.Duration` prints it: in the smallest unit with a leading digit,
-/// without leading zeros and without zeros at the end of the decimals.
+/// Writes a duration in the format of Go's `time.Duration`. Omits leading units that are zero, and
+/// zeros at the end of the decimals.
 fn go_duration(millis: u64) -> String {
     let (hours, minutes, seconds) = (millis / 3_600_000, millis / 60_000 % 60, millis / 1_000 % 60);
     let decimals = format!(".{:03}", millis % 1_000);

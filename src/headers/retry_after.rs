@@ -14,8 +14,8 @@ use crate::clock::Clock;
 use super::text::integer;
 use super::wait::seconds_ceil;
 
-/// Writes the longer wait: ours, in seconds, or the one that the response already has. A value that cannot be read is
-/// replaced.
+/// Writes the longer wait: the layer's wait in seconds, or the wait that the response already has. A value that
+/// cannot be read is replaced.
 pub(super) fn write(headers: &mut HeaderMap, ours: Option<HeaderValue>, clock: &dyn Clock) {
     let Some(ours) = ours else { return };
     match headers.try_entry(RETRY_AFTER) {
@@ -32,8 +32,9 @@ pub(super) fn write(headers: &mut HeaderMap, ours: Option<HeaderValue>, clock: &
     }
 }
 
-/// Writes `retry-after-ms`: ours, or the longest wait that is there already, in seconds or in milliseconds. It is
-/// called before ours is written in seconds, which are rounded up.
+/// Writes `retry-after-ms` with the longest wait: the layer's wait, or a wait in seconds or milliseconds that the
+/// response already has. This function is called before the layer's `Retry-After` is written, because that is
+/// rounded up.
 pub(super) fn write_millis(headers: &mut HeaderMap, ours: Option<HeaderValue>, clock: &dyn Clock) {
     let Some(ours) = ours else { return };
     let seconds = headers.get_all(RETRY_AFTER).iter().filter_map(|value| read(value, clock));
@@ -45,7 +46,7 @@ pub(super) fn write_millis(headers: &mut HeaderMap, ours: Option<HeaderValue>, c
     let _ = headers.try_insert(RETRY_AFTER_MS, value); // the map may be full
 }
 
-/// Returns the seconds from now that a number or a date stands for.
+/// Returns the seconds from now for which a number or a date stands.
 fn read(value: &HeaderValue, clock: &dyn Clock) -> Option<u64> {
     if let Some(seconds) = fields::integer(value.as_bytes().trim_ascii()) {
         return Some(seconds);

@@ -4,16 +4,16 @@ use std::fmt;
 
 use crate::policy::Policy;
 
-/// The policies that a family of headers reports: those that meet every condition.
+/// The conditions that a policy has to meet to be reported by a family of headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Scope(Vec<ScopeCondition>);
 
 /// A condition of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ScopeCondition {
-    /// It has this name.
+    /// The policy has this name.
     Policy(String),
-    /// It has this unit.
+    /// The policy has this unit.
     Unit(String),
 }
 
@@ -34,7 +34,7 @@ impl Scope {
         self.0.iter().all(|condition| condition.is_met(policy))
     }
 
-    /// Returns for each policy whether it is reported. Returns `None` if all are.
+    /// Returns for each policy whether it is reported. Returns `None` if all policies are reported.
     pub(super) fn reported(&self, policies: &[Policy]) -> Option<Box<[bool]>> {
         let reported: Box<[bool]> = policies.iter().map(|policy| self.includes(policy)).collect();
         if reported.iter().all(|is_reported| *is_reported) { None } else { Some(reported) }

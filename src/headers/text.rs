@@ -1,11 +1,13 @@
-//! Writing header values: first into a buffer on the stack, then with at most one allocation.
+//! A writer of header values. It writes into a buffer on the stack, and then makes the value with at
+//! most one allocation.
 
 use bytes::Bytes;
 use http::HeaderValue;
 
 use crate::quota::UNITS_MAX;
 
-/// A header value that is being written. It moves to the heap if it does not fit the buffer on the stack.
+/// A header value that is being written. The text moves to the heap if it does not fit the buffer on the
+/// stack.
 #[derive(Debug)]
 pub(crate) struct Text {
     stack: [u8; 128],
@@ -45,7 +47,7 @@ impl Text {
         self.stack.get(..self.length).unwrap_or(&self.heap)
     }
 
-    /// Writes an integer of RFC 9651, which has at most 15 digits. Larger ones saturate.
+    /// Writes an integer of RFC 9651, which has at most 15 digits. Larger integers saturate.
     #[inline]
     pub(crate) fn push_integer(&mut self, n: u64) {
         self.push(itoa::Buffer::new().format(n.min(UNITS_MAX)).as_bytes());
@@ -72,8 +74,8 @@ impl Text {
     }
 }
 
-/// Returns an integer as a header value. Larger ones than 15 digits saturate. Integers below 4,000,
-/// such as the seconds of an hour, need no allocation.
+/// Returns an integer as a header value. Integers with more than 15 digits saturate. Integers below
+/// 4,000, such as the seconds of an hour, need no allocation.
 pub(crate) fn integer(n: u64) -> Option<HeaderValue> {
     if let Some(digits) = usize::try_from(n).ok().and_then(|n| SMALL.get(n)) {
         let zeros = usize::from(n < 1_000) + usize::from(n < 100) + usize::from(n < 10);

@@ -17,7 +17,7 @@ pub(crate) struct PolicyView<'a> {
     /// The policy's index in the layer.
     pub(crate) index: usize,
     pub(crate) policy: &'a Policy,
-    /// `None` if no header reads it.
+    /// The request's key. `None` if no header reads the key.
     pub(crate) key: Option<&'a Key>,
     pub(crate) decision: &'a ChargeDecision,
     /// Whether this policy refused the request.
@@ -25,8 +25,8 @@ pub(crate) struct PolicyView<'a> {
 }
 
 impl PolicyView<'_> {
-    /// Returns the remaining units that clients are told: 0 after a refusal, because the rest is
-    /// not enough for the request.
+    /// Returns the remaining units that are reported to clients. This is 0 after a refusal, because the
+    /// units that are left are not enough for the request.
     pub(super) fn remaining(&self) -> u64 {
         if self.refuses { 0 } else { self.decision.remaining() }
     }
@@ -36,7 +36,8 @@ impl PolicyView<'_> {
         self.decision.binding_rank(self.refuses)
     }
 
-    /// Returns the wait after a refusal, or `None` if it is not known or no wait helps.
+    /// Returns the wait after a refusal. Returns `None` if the wait is not known, or if the request can
+    /// never pass.
     pub(super) fn wait_us(&self) -> Option<u64> {
         self.decision.known_wait_us()
     }
@@ -47,8 +48,8 @@ pub(super) fn binding<'a>(views: &'a [PolicyView<'a>]) -> Option<&'a PolicyView<
     views.iter().min_by_key(|view| view.rank())
 }
 
-/// Keeps one view of each policy: the binding one. Descriptors can charge a policy under several keys, and a list has
-/// one item for each policy.
+/// Keeps one view of each policy: the view that binds. A request's descriptors can charge a policy under several
+/// keys, but a list has one item for each policy.
 pub(crate) fn keep_one_of_each<'a>(views: &mut SmallVec<[PolicyView<'a>; 4]>) {
     let mut indices: HashMap<u64, usize> = HashMap::new();
     let mut kept: SmallVec<[PolicyView<'a>; 4]> = SmallVec::new();
@@ -69,7 +70,7 @@ pub(crate) fn keep_one_of_each<'a>(views: &mut SmallVec<[PolicyView<'a>; 4]>) {
 }
 
 /// Returns the longest wait of the policies that refused. Returns `None` if no policy refused, if no
-/// wait is known, or if no wait helps.
+/// wait is known, or if the request can never pass.
 pub(super) fn longest_wait_us(views: &[PolicyView<'_>]) -> Option<u64> {
     let refusing = || views.iter().filter(|view| view.refuses);
     if refusing().any(|view| view.decision.wait() == Wait::Never) {
@@ -78,7 +79,7 @@ pub(super) fn longest_wait_us(views: &[PolicyView<'_>]) -> Option<u64> {
     refusing().filter_map(PolicyView::wait_us).max()
 }
 
-/// Returns whether at most this percentage of the capacity remains.
+/// Returns whether at most `percent` percent of the capacity remain.
 pub(crate) fn is_near(decision: &ChargeDecision, percent: u8) -> bool {
     u128::from(decision.remaining()) * 100 <= u128::from(decision.limit()) * u128::from(percent)
 }

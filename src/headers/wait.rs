@@ -1,4 +1,4 @@
-//! The waits of refusals: capped, and with jitter.
+//! The waits of refusals, with a cap and jitter.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ pub(super) const SECOND_US: u64 = 1_000_000;
 const MAX_WAIT_US: u64 = 86_400 * SECOND_US;
 
 /// The shortest and the longest wait after a failure of the limiter. The client's key chooses a wait between
-/// them, because all clients would come back at once if their waits did not differ.
+/// the two. If the waits did not differ, all clients would return at once.
 const FAILURE_US: (u64, u64) = (SECOND_US, 5 * SECOND_US);
 
-/// Spreads the return of many refused clients by lengthening each reported wait by a different
+/// Spreads the return of many refused clients: it lengthens the wait of each client by a different
 /// part.
 ///
 /// Jitter only lengthens waits, and only on refusals. It depends only on the client's key, so repeating a request does
@@ -41,7 +41,7 @@ impl Jitter {
         Self { percent, most_us: u64::MAX }
     }
 
-    /// Sets the maximum that is added.
+    /// Sets the longest time that is added to a wait.
     #[must_use]
     pub fn at_most(mut self, most: Duration) -> Self {
         self.most_us = micros_ceil(most);
@@ -56,7 +56,7 @@ impl Jitter {
     }
 }
 
-/// The form in which waits are reported.
+/// The settings with which waits are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waits {
     max_us: u64,
@@ -72,8 +72,8 @@ impl Waits {
         self.jitter = Some(jitter);
     }
 
-    /// Combines both: the shorter of the two longest waits, and the jitter of `other` only if
-    /// `self` has none.
+    /// Combines two settings: takes the shorter of the two longest waits, and the jitter of `other`
+    /// only if `self` has no jitter.
     pub(super) fn and(self, other: Self) -> Self {
         Self { max_us: self.max_us.min(other.max_us), jitter: self.jitter.or(other.jitter) }
     }
@@ -91,7 +91,7 @@ impl Waits {
         wait_us.min(self.max_us)
     }
 
-    /// Returns the wait of a refusal that clients are told: with its jitter, capped, and above 0.
+    /// Returns the wait that is reported after a refusal: with jitter, capped, and above 0.
     pub(super) fn reported_us(self, wait_us: u64, seed: u64) -> u64 {
         self.capped_us(self.jittered_us(wait_us, seed)).max(1)
     }

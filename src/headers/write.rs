@@ -1,4 +1,4 @@
-//! Writing headers into a response, which may have some already.
+//! Writes headers into a response, which may already have headers about quotas.
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
@@ -15,7 +15,7 @@ use super::prepared::{PreparedFormat, PreparedHeader, PreparedHeaders};
 use super::retry_after;
 use super::view::{PolicyView, binding, is_near};
 
-/// The headers of one response, rendered before the response is there.
+/// The headers of one response, rendered before the service has responded.
 #[derive(Debug)]
 pub(crate) struct Rendered {
     headers: SmallVec<[RenderedHeader; 2]>,
@@ -24,27 +24,29 @@ pub(crate) struct Rendered {
 /// A header that is due.
 #[derive(Debug)]
 struct RenderedHeader {
-    /// The index of the layer's header.
+    /// The index of the header in the layer's [`PreparedHeaders`].
     index: usize,
-    /// `None` if it has nothing to report.
+    /// The value of the header. `None` if the header has nothing to report.
     value: Option<HeaderValue>,
     /// The remaining units of the policy that binds among those that the format reports.
     remaining: u64,
 }
 
-/// The headers of a response to a request that passes, until the response is there.
+/// The headers that are to be added to the response to a request that passes.
 #[derive(Debug)]
 pub(crate) enum DueHeaders {
-    /// They are rendered by the numbers of the only charge.
+    /// The headers are rendered later, from the numbers of the only charge.
     Numbers(Numbers),
-    /// As `Numbers`, for the quota that the request brought. The usual variant has no policy, which would have to be
-    /// dropped (`benches/instructions`, "layer, allowed, header fields").
+    /// Like `Numbers`, for a quota that the request brought, with its policy. The usual variant `Numbers` holds no
+    /// policy, because dropping a policy takes instructions (`benches/instructions`, "layer, allowed, header
+    /// fields").
     OwnNumbers(Numbers, Policy),
     Rendered(Box<Rendered>),
 }
 
-/// The numbers of an allowed charge that headers report. They are a third as large as the decision, and smaller than
-/// the headers. A content that reads more of a decision is not [of numbers](Content::is_of_numbers).
+/// The numbers of an allowed charge that headers report. They take a third of the memory of the decision, and less
+/// than the headers. A content that reads more of a decision must return `false` from
+/// [`is_of_numbers`](Content::is_of_numbers).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
     /// The policy's index in the layer.
@@ -56,8 +58,8 @@ pub(crate) struct Numbers {
 }
 
 impl PreparedHeaders {
-    /// Returns the headers of the response to a request that passes, or `None` if it gets none. `views` is as for
-    /// [`render`](Self::render).
+    /// Returns the headers of the response to a request that passes, or `None` if the response gets no headers.
+    /// `views` is as for [`render`](Self::render).
     #[inline]
     pub(crate) fn due(&self, views: &[PolicyView<'_>]) -> Option<DueHeaders> {
         match views {
@@ -79,7 +81,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// Adds headers that are due to a response. `policies` are the layer's.
+    /// Adds the headers that are due to a response. `policies` are the policies of the layer.
     pub(crate) fn add_due(
         &self,
         due: &mut DueHeaders,
@@ -105,10 +107,10 @@ impl PreparedHeaders {
         self.add_view(PolicyView { index, policy, key: None, decision: &decision, refuses: false }, headers, status);
     }
 
-    /// Renders the headers of a response. Returns `None` if it gets none.
+    /// Renders the headers of a response. Returns `None` if the response gets no headers.
     ///
-    /// `views` has the policies that applied, in the layer's order. `refusal_seed` is `None` if the
-    /// request passed. It should be equal for all requests of a client.
+    /// `views` has the policies that applied, in the layer's order. `refusal_seed` is the seed of the
+    /// jitter, and `None` if the request passed. The seed should be equal for all requests of a client.
     #[inline(always)]
     pub(crate) fn render(&self, views: &[PolicyView<'_>], refusal_seed: Option<u64>) -> Option<Rendered> {
         // `render` is inlined, because a layer without headers calls it for each request.
@@ -131,7 +133,7 @@ impl PreparedHeaders {
         (!rendered.is_empty()).then_some(Rendered { headers: rendered })
     }
 
-    /// Adds rendered headers to a response. It takes the values out of `rendered`.
+    /// Adds rendered headers to a response. Takes the values out of `rendered`.
     pub(crate) fn add(&self, rendered: &mut Rendered, headers: &mut HeaderMap, status: StatusCode) {
         let rendered = &mut rendered.headers;
         let picks = self.picks(status);
@@ -145,8 +147,8 @@ impl PreparedHeaders {
         self.write(&sent, headers, |_| values.next()?.value.take());
     }
 
-    /// Renders the headers of a response to a request that passed and that one policy applied to, and adds them at
-    /// once.
+    /// Renders the headers of a response and adds them at once. The request passed, and only one policy applied to
+    /// it.
     fn add_view(&self, view: PolicyView<'_>, headers: &mut HeaderMap, status: StatusCode) {
         let picks = self.picks(status);
         let mut sent: SmallVec<[&PreparedHeader; 4]> = SmallVec::new();
@@ -163,13 +165,13 @@ impl PreparedHeaders {
         self.write(&sent, headers, |header| self.value(header, &[view], 0));
     }
 
-    /// Returns whether headers that are due may have to be left out, so that each is checked. All are checked before
-    /// one is written, because two formats can have names in common.
+    /// Returns whether some of the due headers may have to be omitted, so that each header is checked. All headers
+    /// are checked before the first is written, because two formats can have header names in common.
     fn picks(&self, status: StatusCode) -> bool {
         status.is_redirection() || self.formats.iter().any(|format| format.remaining.is_some())
     }
 
-    /// Writes these headers with their values, which `value` returns in order.
+    /// Writes the headers `sent` with their values, which `value` returns in order.
     #[inline]
     fn write(
         &self,
@@ -226,7 +228,8 @@ impl PreparedHeaders {
     }
 }
 
-/// Merges our lists, each the last line of its header, with the lines before it.
+/// Merges the layer's lists with the response's lists. Each of the layer's lists is the last line of
+/// its header.
 #[cold]
 fn merge_lists<'a>(headers: &mut HeaderMap, sent: impl Iterator<Item = &'a PreparedHeader> + Clone) {
     let lists = sent.filter_map(|header| match header.content {
@@ -251,8 +254,8 @@ fn replace(headers: &mut HeaderMap, name: &HeaderName, value: Option<HeaderValue
 }
 
 impl PreparedFormat {
-    /// Returns whether the single values of the response stay. They do if there is one readable
-    /// `remaining`, and it is at most ours.
+    /// Returns whether the single values of the response stay. They stay if the response has exactly
+    /// one readable value of `remaining`, and this value is at most the layer's.
     fn keeps_theirs(&self, headers: &HeaderMap, ours: u64) -> bool {
         let Some(remaining) = &self.remaining else { return false };
         let mut lines = headers.get_all(&remaining.name).iter();
@@ -265,8 +268,8 @@ impl PreparedFormat {
     }
 }
 
-/// Returns `remaining` of draft 07's dictionary. Returns `None` if the value has no limit, or is not
-/// that dictionary.
+/// Returns `remaining` of draft 07's dictionary. Returns `None` if the value is not this dictionary, or
+/// has no limit.
 fn dictionary_remaining(value: &[u8]) -> Option<u64> {
     let found = fields::dictionary(value)?;
     found.limit.and(found.remaining)

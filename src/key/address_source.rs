@@ -1,18 +1,18 @@
-//! The source of a ready-made extractor's address.
+//! Finds out from which source a ready-made extractor takes the address.
 
 use std::any::TypeId;
 
 use super::client_ip::client_ip;
 use super::peer::{peer_ip, peer_network};
 
-/// The source of an extractor's address, if the extractor's type shows it.
+/// The source from which an extractor takes the address, if the extractor's type shows the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressSource {
     /// `peer_ip` or `peer_network`.
     Peer,
     /// `client_ip` or `client_network`.
     Proxies,
-    /// A closure, or nowhere.
+    /// The extractor is a closure, or takes no address.
     Other,
 }
 

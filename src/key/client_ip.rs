@@ -17,8 +17,8 @@ static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static FORWARDED: HeaderName = header::FORWARDED;
 static CLOUDFRONT_VIEWER_ADDRESS: HeaderName = HeaderName::from_static("cloudfront-viewer-address");
 
-/// Returns an extractor of the client's address as trusted proxies report it. IPv6 addresses count
-/// by their /64; see [`TrustedProxies`] and [`Prefixes`].
+/// Returns an extractor of the client's address as trusted proxies report it. Of an IPv6 address, only
+/// the /64 counts; see [`TrustedProxies`] and [`Prefixes`].
 ///
 /// ```
 /// use tower_ratelimit::key::{self, TrustedProxies};
@@ -30,17 +30,16 @@ static CLOUDFRONT_VIEWER_ADDRESS: HeaderName = HeaderName::from_static("cloudfro
 /// ```
 ///
 /// If the proxies do not report an address, the client is *unknown*. All unknown clients of a proxy
-/// share two keys, which are never the proxy's own address: one for requests without the header,
-/// such as a proxy's health checks, and one for requests whose header cannot be read.
+/// share two keys, which are never the proxy's own address. The first key is for requests without the
+/// header, such as a proxy's health checks. The second key is for requests whose header cannot be read.
 ///
 /// The key is missing only if the proxies are given as networks and the peer's address is not
-/// available; [`peer_ip`](super::peer_ip) says where it is found.
+/// available; [`peer_ip`](super::peer_ip) says where that address is found.
 pub fn client_ip(proxies: TrustedProxies) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     client_network(proxies, Prefixes::default())
 }
 
-/// Returns an extractor like [`client_ip`], in which `prefixes` says how many bits of an address
-/// count.
+/// Returns an extractor like [`client_ip`]. `prefixes` says how many bits of an address count.
 pub fn client_network(
     proxies: TrustedProxies,
     prefixes: Prefixes,
@@ -56,11 +55,11 @@ impl TrustedProxies {
         self.header_name().as_str()
     }
 
-    /// Returns the key of a client as [`client_ip`] makes it, for servers that do not use the types of the crate
-    /// `http`.
+    /// Returns the key that [`client_ip`] makes for a client. It is for servers that do not use the types of the
+    /// crate `http`.
     ///
     /// `peer` is the address at the other end of the connection. `values` are the values of each line of the
-    /// [header](Self::header), in the order in which they came.
+    /// [header](Self::header), in the order in which they arrived.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -95,9 +94,9 @@ impl TrustedProxies {
 /// Returns the whole address of the client, for closures. Returns `None` if the client is unknown;
 /// see [`client_ip`].
 ///
-/// If a closure returns this `None`, the request has no key for its rule. With
-/// [`MissingKey::Exempt`](crate::MissingKey::Exempt) a client could then escape the rule by a
-/// header that cannot be read, so use [`client_ip`] for keys.
+/// If a closure returns this `None`, the request has no key for the closure's rule. With
+/// [`MissingKey::Exempt`](crate::MissingKey::Exempt), a client could then escape the rule with a header
+/// that cannot be read. So use [`client_ip`] for keys.
 #[must_use]
 pub fn client_address(proxies: &TrustedProxies, head: &Head<'_>) -> Option<IpAddr> {
     match find_client(proxies, head)? {
@@ -106,7 +105,7 @@ pub fn client_address(proxies: &TrustedProxies, head: &Head<'_>) -> Option<IpAdd
     }
 }
 
-/// The client of a request. An unknown client gets the address of the last trusted proxy.
+/// The client of a request. For an unknown client, holds the address of the last trusted proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Client {
     Known(IpAddr),
@@ -127,13 +126,13 @@ impl Client {
     }
 }
 
-/// Returns `None` if the peer's address is needed and not known.
+/// Finds the client of a request. Returns `None` if the peer's address is needed and not known.
 fn find_client(proxies: &TrustedProxies, head: &Head<'_>) -> Option<Client> {
     let lines = head.headers.get_all(proxies.header_name());
     resolve(proxies, peer_address(head), lines.iter().map(HeaderValue::as_bytes))
 }
 
-/// Finds the client by the peer's address and the lines of the header. Returns `None` if the peer's address is needed
+/// Finds the client from the peer's address and the lines of the header. Returns `None` if the peer's address is needed
 /// and not known.
 fn resolve<'a>(
     proxies: &TrustedProxies,
@@ -170,10 +169,11 @@ fn resolve<'a>(
     })
 }
 
-/// This entry and those left of it cannot be read.
+/// An error: this entry and all entries to its left cannot be read.
 struct Unreadable;
 
-/// Returns the header's entries from the right, each as its address, or `None` if it is not one.
+/// Returns the header's entries from the right. Each entry is an address, or `None` if it is not an
+/// address.
 fn entries<'a>(
     field: &ForwardingHeader,
     mut lines: impl DoubleEndedIterator<Item = &'a [u8]>,

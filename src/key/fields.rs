@@ -25,15 +25,15 @@ pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 
 /// Returns an extractor of a header's value: `key::header("x-api-key")`.
 ///
-/// The key is missing if the header is absent or empty. It is always missing if `name` is not a
-/// valid header name. Spaces around the value do not count.
+/// The key is missing if the header is absent or empty. It is always missing if `name` is not a valid
+/// header name. Spaces around the value are ignored.
 ///
-/// Requests with several headers of this name share one key, because the service may read another
-/// value than was charged. Their key is not missing. Otherwise a client could send its API key
-/// twice to escape a rule with [`MissingKey::Exempt`](crate::MissingKey::Exempt).
+/// All requests with several headers of this name share one key, because the service may read another
+/// value than the charged value. The key of these requests is not missing. Otherwise a client could
+/// send its API key twice to escape a rule with [`MissingKey::Exempt`](crate::MissingKey::Exempt).
 ///
-/// A client can send any value. Unless something outside of this layer has checked it, a client can
-/// make up a new one for each request. Add a limit by address.
+/// A client can send any value. Unless an outer layer or a proxy checks the value, a client can invent
+/// a new value for each request. So add a limit by address.
 ///
 /// ```
 /// use http::Request;
@@ -53,8 +53,8 @@ pub fn header(name: &str) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + 
 /// Returns an extractor of the token of `Authorization: Bearer <token>`. The case of the scheme
 /// does not matter (RFC 9110 section 11.1).
 ///
-/// The key is missing if the header or the token is. Requests with several such headers share one
-/// key. The token is not checked; see [`header`].
+/// The key is missing if the header or the token is missing. All requests with several such headers
+/// share one key. The token is not checked; see [`header`].
 ///
 /// ```
 /// use http::Request;
@@ -80,11 +80,11 @@ pub fn bearer_token() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync
 
 /// Returns an extractor of a cookie's value: `key::cookie("session")`.
 ///
-/// Names and values are percent-decoded, and quotes around values are dropped, like in cookie
-/// libraries. So a client does not get a second allowance by another spelling of its session.
+/// Names and values are percent-decoded, and quotes around values are removed, as in cookie libraries.
+/// So a client does not get a second allowance with another spelling of its session.
 ///
-/// The key is missing if the cookie is absent or empty. Requests with several different values
-/// share one key, because the service may read another value than was charged. The value is not
+/// The key is missing if the cookie is absent or empty. All requests with several different values
+/// share one key, because the service may read another value than the charged value. The value is not
 /// checked; see [`header`].
 ///
 /// ```
@@ -126,8 +126,8 @@ fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
     percent_encoding::percent_decode(text).into()
 }
 
-/// Returns an extractor of the request's method. A client can make methods up. The service refuses
-/// them, but each one is a new key.
+/// Returns an extractor of the request's method. A client can invent methods. The service refuses such
+/// methods, but each method is a new key.
 ///
 /// ```
 /// use http::Request;
@@ -141,13 +141,13 @@ pub fn method() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
     |head| head.method.as_str().into_key()
 }
 
-/// Returns an extractor of the request's host, in lower case, without a port and a dot at its end.
-/// It is taken from the URI (HTTP/2), otherwise from the `Host` header.
+/// Returns an extractor of the request's host, in lower case, without a port and a dot at its end. The
+/// host is taken from the URI (HTTP/2), and otherwise from the `Host` header.
 ///
-/// The key is missing if neither has a host. Requests with several `Host` headers share one key, and
-/// so do those whose URI and `Host` header have different hosts, because the service may read the
-/// other one. A client can send any host, so check it against those that you serve, or add a
-/// limit by address.
+/// The key is missing if neither has a host. All requests with several `Host` headers share one key.
+/// Requests whose URI and `Host` header have different hosts also share this key, because the service
+/// may read the other host. A client can send any host, so check the host against the hosts that you
+/// serve, or add a limit by address.
 ///
 /// ```
 /// use http::Request;
@@ -164,7 +164,8 @@ pub fn host() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'stat
     }
 }
 
-/// Returns the request's host as [`host`] does, or, if it has none, the key of such requests.
+/// Returns the request's host like [`host`], or the key to use instead if the host is ambiguous or
+/// missing.
 pub(crate) fn host_of<'a>(head: &Head<'a>) -> Result<Cow<'a, [u8]>, Option<Key>> {
     let header = only(head.headers, &HOST).map(|value| named(without_port(value.as_bytes().trim_ascii())));
     let host = match (head.uri.host(), header) {
@@ -183,8 +184,8 @@ pub(crate) fn host_of<'a>(head: &Head<'a>) -> Result<Cow<'a, [u8]>, Option<Key>>
     }
 }
 
-/// Returns an extractor of a value in the request's extensions, where a layer outside of this one
-/// has put it: an authenticated user, a tenant, a peer's certificate.
+/// Returns an extractor of a value that an outer layer has put into the request's extensions, such as
+/// an authenticated user, a tenant, or a peer's certificate.
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
@@ -211,9 +212,9 @@ where
     move |head| read(head.extensions.get::<T>()?).into_key()
 }
 
-/// Returns an extractor that combines the keys of two others:
-/// `key::both(key::peer_ip(), key::path())` gives each address its own allowance for each path. The
-/// key is missing if either one is.
+/// Returns an extractor that combines the keys of two other extractors. For example,
+/// `key::both(key::peer_ip(), key::path())` gives each address a separate allowance for each path. The
+/// key is missing if either of the two keys is missing.
 ///
 /// A closure that returns a tuple combines its parts in the same way.
 ///
@@ -236,8 +237,8 @@ where
     move |head| Key::of((first(head), second(head)))
 }
 
-/// Returns an extractor of the first key, or of the second if the first is missing: by user, and by address as
-/// long as a client has not logged in.
+/// Returns an extractor of the first key, or of the second key if the first is missing. For example, it limits
+/// by user, and by address while a client has not logged in.
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
@@ -250,9 +251,10 @@ where
 /// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), client);
 /// ```
 ///
-/// The first should be checked by the service: a client that can choose it leaves its limit by address. Keys of
-/// different types are never equal, but the same text from both extractors is the same key. To give users and
-/// addresses quotas of their own, take two rules and [`MissingKey::Exempt`](crate::MissingKey::Exempt).
+/// The service should check the value of the first key, because a client that can choose this value escapes its
+/// limit by address. Keys of different types are never equal, but equal texts from both extractors are the same
+/// key. To give users and addresses separate quotas, use two rules and
+/// [`MissingKey::Exempt`](crate::MissingKey::Exempt).
 pub fn either<A, B, K, J>(first: A, second: B) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static
 where
     A: Fn(&Head<'_>) -> K + Clone + Send + Sync + 'static,
@@ -264,8 +266,8 @@ where
 }
 
 impl IntoKey for HeaderValue {
-    /// Makes the key of the value's text without the spaces around it, or of its bytes if it is not
-    /// text. An empty value is not a key.
+    /// Makes the key from the value's text without the spaces around it, or from the value's bytes if
+    /// they are not text. An empty value makes no key.
     fn into_key(self) -> Option<Key> {
         // HTTP/1 removes the spaces around a value (RFC 9110 section 5.5). HTTP/2 does not.
         let value = self.as_bytes().trim_ascii();
@@ -279,7 +281,8 @@ impl IntoKey for Method {
     }
 }
 
-/// Returns the header's value if there is exactly one, otherwise the key to use instead.
+/// Returns the header's value if the request has exactly one such header, and otherwise the key to use
+/// instead.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a HeaderValue, Option<Key>> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

@@ -2,20 +2,22 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The longest part that is read. An address with a port and a zone is far shorter.
+/// The longest part that is read, in bytes. An address with a port and a zone is far shorter.
 const PART_MAX: usize = 1_024;
 
 /// The parts of a text, from the right, without the whitespace around them: the entries of one line
 /// of a forwarding header, or the pairs of one entry.
 ///
-/// Only the part of the line that the caller asks for is looked at. So how an entry is read depends
-/// only on the text to its right. A client cannot change how an entry is read that a proxy appends.
+/// The iterator reads only the parts of the line that the caller asks for. So how an entry is read
+/// depends only on the entry and the text to its right. A client cannot change how an entry that a
+/// proxy appends is read.
 ///
-/// A part that is too long, or whose quotes do not match, is `None`, and the last one.
+/// A part that is too long, or whose quotes do not match, is returned as `None`. No further part
+/// follows it.
 pub(super) struct ReverseSplit<'a> {
     rest: Option<&'a [u8]>,
     separator: Option<u8>,
-    /// True if separators in quoted strings do not split.
+    /// Whether quoted strings may contain separators, which then do not split the text.
     quoted: bool,
 }
 
@@ -60,8 +62,8 @@ fn is_escaped(line: &[u8], at: usize) -> bool {
     line.iter().take(at).rev().take(PART_MAX).take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
-/// The address in the `for` parameter of an element, if it has just one such parameter and it is an
-/// address.
+/// Returns the address in the `for` parameter of an element. Returns `None` if the element does not
+/// have exactly one such parameter, or if its value is not an address.
 pub(super) fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     for pair in (ReverseSplit { separator: Some(b';'), ..quoted_entries(element) }) {
@@ -79,7 +81,7 @@ pub(super) fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// An address with or without a port, brackets or a zone: `192.0.2.1:80`, `[2001:db8::1]:80`,
+/// Parses an address with or without a port, brackets or a zone: `192.0.2.1:80`, `[2001:db8::1]:80`,
 /// `2001:db8::1`, `fe80::1%eth0`.
 pub(super) fn node(text: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(text).ok()?;
@@ -102,8 +104,8 @@ pub(super) fn node(text: &[u8]) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// An address with a port behind its last colon, as CloudFront writes it: `192.0.2.1:46532`, `2001:db8::1:46532`.
-/// Without a port it is an address as elsewhere.
+/// Parses an address with a port after its last colon, as CloudFront writes it: `192.0.2.1:46532`,
+/// `2001:db8::1:46532`. A text without a port is parsed like in [`node`].
 pub(super) fn node_with_port(text: &[u8]) -> Option<IpAddr> {
     let bare = || {
         let (address, port) = std::str::from_utf8(text).ok()?.rsplit_once(':').filter(|(_, port)| is_port(port))?;
@@ -121,7 +123,7 @@ fn ipv6(text: &str) -> Option<Ipv6Addr> {
     address.parse().ok()
 }
 
-/// A port's number, or the obfuscated one of RFC 7239 section 6.
+/// Returns whether a text is a port's number, or an obfuscated port (RFC 7239 section 6).
 fn is_port(port: &str) -> bool {
     match port.strip_prefix('_') {
         Some(name) => {

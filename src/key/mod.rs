@@ -1,8 +1,8 @@
-//! Keys, which say whose allowance is charged, and extractors, which take them from requests.
+//! Keys, which say whose allowance is charged, and extractors, which get keys from requests.
 //!
 //! An extractor is one of the functions below, or a closure over the request's [`Head`](crate::Head)
-//! that returns an [`IntoKey`]. The guide says [which one to
-//! take](crate::guide::who_is_the_client).
+//! that returns an [`IntoKey`]. The guide says [which extractor to
+//! use](crate::guide::who_is_the_client).
 //!
 //! ```
 //! use tower_ratelimit::{Key, MemoryLimiter, Quota, RateLimitLayer, key};
@@ -20,12 +20,13 @@
 //! # What the compiler says of a closure
 //!
 //! * `lifetime may not live long enough`: the closure returns a part of the request, which is gone when the key is
-//!   used. Make the key in the closure, by [`Key::of`](crate::Key::of), or return a copy, by `.cloned()` or `.clone()`.
-//! * `type annotations needed` (E0282): the closure is in a variable before a layer gets it. Write the type of its
-//!   argument: `&Head<'_>`.
-//! * `` expected a `Fn(&Head<'_>)` closure `` (E0277), found a tuple: extractors are combined by [`both`] and
+//!   used. Make the key in the closure with [`Key::of`](crate::Key::of), or return a copy with `.cloned()` or
+//!   `.clone()`.
+//! * `type annotations needed` (E0282): the closure is assigned to a variable before it is passed to a layer.
+//!   Write the type of the closure's argument: `&Head<'_>`.
+//! * `` expected a `Fn(&Head<'_>)` closure `` (E0277), found a tuple: combine extractors with [`both`] and
 //!   [`either`].
-//! * `cannot be used as a rate-limit key`: [`IntoKey`] lists what a closure returns.
+//! * `cannot be used as a rate-limit key`: [`IntoKey`] lists the types that a closure can return.
 //!
 //! ```
 //! use tower_ratelimit::{Head, Key, MemoryLimiter, Quota, RateLimitLayer, key};
@@ -51,7 +52,8 @@
 //!
 //! # What a client can vary
 //!
-//! A client that can change its key at will has no limit. Add a second rule by address to bound it.
+//! A client that can change its key at will has no limit. To limit such a client, add a second rule by
+//! address.
 //!
 //! | extractor | spellings that make the same key | what a client can vary |
 //! |---|---|---|

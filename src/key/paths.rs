@@ -8,8 +8,8 @@ use super::value::{IntoKey, Key};
 
 /// Returns an extractor of the path of the request's URI, with its percent-encoding.
 ///
-/// A client can send any path. If it is the only part of the key, each new path is a fresh
-/// allowance. For the route that matched, take `key::matched_route`.
+/// A client can send any path. If the path is the only part of the key, each new path gets a fresh
+/// allowance. To limit by the route that matched, use `key::matched_route`.
 ///
 /// Inside axum's `Router::nest` the path lacks the prefix; see [`original_path`].
 ///
@@ -34,9 +34,9 @@ pub fn original_path() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Syn
 /// Returns an extractor of the route that axum matched, such as `/users/{id}` (feature `axum`).
 ///
 /// In a `Router::route_layer` each request has a route. In a `Router::layer`, requests for unknown
-/// paths have none: they share one key, and the router answers them with 404 until it is used up. A
-/// layer around the whole router runs before a route is matched, so all its requests share that key;
-/// the layer reports that as `key-never-found`.
+/// paths have no route. All of them share one key, and the router answers them with 404 until the
+/// allowance of this key is used up. A layer around the whole router runs before a route is matched, so
+/// all its requests share this key. The layer reports this as `key-never-found`.
 ///
 /// ```
 /// # #[cfg(feature = "axum")] {
@@ -63,9 +63,9 @@ pub fn matched_route() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Syn
 
 /// Returns the URI as the client sent it, for conditions and closures.
 ///
-/// Inside axum's `Router::nest("/api", ..)` a request's URI lacks the `/api`. With the feature
-/// `axum` this function returns the original URI (axum's `OriginalUri`). Otherwise it returns the
-/// request's URI.
+/// Inside axum's `Router::nest("/api", ..)`, a request's URI has no `/api`. With the feature `axum`
+/// this function returns the original URI (axum's `OriginalUri`). Otherwise it returns the request's
+/// URI.
 ///
 /// ```
 /// use tower_ratelimit::{Quota, Rule, key};

@@ -8,8 +8,8 @@ use crate::base::head::Head;
 
 use super::prefixes::{Prefixes, canonical};
 
-/// The address at the other end of the request's connection. Servers other than axum's and tonic's
-/// insert one into each request's extensions, outside of the layer.
+/// The address at the other end of the request's connection. A server other than axum's and tonic's has
+/// to insert a `PeerAddr` into each request's extensions, before the layer runs.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -34,10 +34,10 @@ impl From<SocketAddr> for PeerAddr {
     }
 }
 
-/// Returns an extractor of the address at the other end of the connection. IPv6 addresses count by
-/// their /64; see [`Prefixes`].
+/// Returns an extractor of the address at the other end of the connection. Of an IPv6 address, only the
+/// /64 counts; see [`Prefixes`].
 ///
-/// The address is the first of these in the request's extensions:
+/// The address is taken from the first of these values in the request's extensions:
 ///
 /// * a [`PeerAddr`];
 /// * with the feature `axum`, the `ConnectInfo<SocketAddr>` that axum inserts when it serves
@@ -46,10 +46,10 @@ impl From<SocketAddr> for PeerAddr {
 /// * with the feature `tonic`, the `TcpConnectInfo` that tonic inserts;
 /// * a bare [`SocketAddr`].
 ///
-/// If there is none of these, the key is missing.
+/// If the extensions have none of these values, the key is missing.
 ///
-/// Behind a proxy this is the proxy's address, and all clients share one key. Use
-/// [`client_ip`](super::client_ip) there.
+/// Behind a proxy, this address is the proxy's, and all clients share one key. Use
+/// [`client_ip`](super::client_ip) behind a proxy.
 ///
 /// ```
 /// use http::Request;
@@ -66,8 +66,7 @@ pub fn peer_ip() -> impl Fn(&Head<'_>) -> Option<IpAddr> + Clone + Send + Sync +
     |head| Some(Prefixes::DEFAULT.group(peer_address(head)?))
 }
 
-/// Returns an extractor like [`peer_ip`], in which `prefixes` says how many bits of an address
-/// count.
+/// Returns an extractor like [`peer_ip`]. `prefixes` says how many bits of an address count.
 ///
 /// ```
 /// use tower_ratelimit::key::{self, Prefixes};
@@ -78,8 +77,8 @@ pub fn peer_network(prefixes: Prefixes) -> impl Fn(&Head<'_>) -> Option<IpAddr> 
     move |head| Some(prefixes.group(peer_address(head)?))
 }
 
-/// Returns the whole address at the other end of the connection, for closures. [`peer_ip`] says
-/// where it is found.
+/// Returns the whole address at the other end of the connection, for closures. [`peer_ip`] says where
+/// the address is found.
 #[must_use]
 #[inline(always)] // in place, where each request is asked
 pub fn peer_address(head: &Head<'_>) -> Option<IpAddr> {

@@ -1,15 +1,15 @@
-//! Prefixes: how many bits of an address count.
+//! Prefixes, which say how many bits of an address make its key.
 
 use crate::error::{ConfigError, ConfigErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Says how many leading bits of an address make its key, for each family.
+/// Says how many leading bits of an IPv4 and of an IPv6 address make its key.
 ///
-/// The default is all 32 bits of IPv4 and 64 bits of IPv6. A single customer has at least a /64
-/// with 2^64 addresses, so counting each address would count nothing. Many customers have a /56 or
-/// a /48. For these add a second, larger quota by `Prefixes::default().ipv6(48)?` to the layer.
+/// The default is all 32 bits of IPv4 and 64 bits of IPv6. A single customer has at least a /64 with
+/// 2^64 addresses, so a limit for each IPv6 address would have no effect. Many customers have a /56 or
+/// a /48. To limit these, add a second, larger quota with `Prefixes::default().ipv6(48)?` to the layer.
 ///
-/// Some IPv6 addresses stand for IPv4 ones:
+/// Some IPv6 addresses stand for IPv4 addresses:
 ///
 /// | address | is grouped as |
 /// |---|---|
@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// in them, or because its position is unknown. Clients that share a Teredo server or a NAT64 of
 /// your own share a key.
 ///
-/// With the feature `serde` they are read and written as `{ipv4: 32, ipv6: 64}`.
+/// With the feature `serde`, prefixes are read and written as `{ipv4: 32, ipv6: 64}`.
 ///
 /// ```
 /// use tower_ratelimit::key::Prefixes;
@@ -46,30 +46,31 @@ pub struct Prefixes {
 impl Prefixes {
     pub(super) const DEFAULT: Self = Self { ipv4: 32, ipv6: 64 };
 
-    /// Counts every address separately, for networks in which each client has only one.
+    /// Counts every address separately, for networks in which each client has only one address.
     #[must_use]
     pub const fn exact() -> Self {
         Self { ipv4: 32, ipv6: 128 }
     }
 
-    /// Sets the bits of an IPv4 address that count.
+    /// Sets how many bits of an IPv4 address count.
     ///
     /// # Errors
-    /// Returns an error if they are fewer than 8 or more than 32.
+    /// Returns an error if `bits` is less than 8 or more than 32.
     pub fn ipv4(self, bits: u8) -> Result<Self, ConfigError> {
         Ok(Self { ipv4: within("IPv4", 8, bits, 32)?, ..self })
     }
 
-    /// Sets the bits of an IPv6 address that count.
+    /// Sets how many bits of an IPv6 address count.
     ///
     /// # Errors
-    /// Returns an error if they are fewer than 32 (an Internet provider's whole network) or more
-    /// than 128.
+    /// Returns an error if `bits` is less than 32 (an Internet provider's whole network) or more than
+    /// 128.
     pub fn ipv6(self, bits: u8) -> Result<Self, ConfigError> {
         Ok(Self { ipv6: within("IPv6", 32, bits, 128)?, ..self })
     }
 
-    /// Returns the first address of the group that `address` belongs to, which makes the key.
+    /// Returns the first address of the group to which `address` belongs. This first address makes the
+    /// key.
     #[inline] // a call would take longer than its answer
     #[must_use]
     pub fn group(&self, address: IpAddr) -> IpAddr {
@@ -93,8 +94,8 @@ fn within(family: &str, least: u8, bits: u8, most: u8) -> Result<u8, ConfigError
 
 /// Returns an IPv4 address that is mapped into IPv6 (`::ffff:0:0/96`, RFC 4291 section 2.5.5.2) as IPv4.
 ///
-/// It does what [`IpAddr::to_canonical`] does, but with integers. Bytes that were written one by one would stall the
-/// hash of the key (`benches/instructions`, "layer, allowed, no header fields").
+/// This function does the same as [`IpAddr::to_canonical`], but with integers. If the bytes were written one by one,
+/// hashing the key would stall on store forwarding (`benches/instructions`, "layer, allowed, no header fields").
 #[inline(always)]
 pub(super) fn canonical(address: IpAddr) -> IpAddr {
     match address {
@@ -109,15 +110,15 @@ fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     last_word_behind(0x64_ff9b << 64, address)
 }
 
-/// Returns the last 32 bits of an address that begins with these 96.
+/// Returns the last 32 bits of an address whose first 96 bits are `prefix`.
 #[inline]
 fn last_word_behind(prefix: u128, address: Ipv6Addr) -> Option<Ipv4Addr> {
     let bits = address.to_bits();
     (bits >> 32 == prefix).then(|| Ipv4Addr::from_bits(bits as u32))
 }
 
-/// Returns the IPv4 address of a host behind a NAT64 with the well-known prefix. An internal address is not unpacked: a
-/// NAT64 may not translate it (RFC 6052 section 3.1), so no host behind one has it.
+/// Returns the IPv4 address of a host behind a NAT64 with the well-known prefix. Returns `None` for an internal
+/// address. A NAT64 must not translate internal addresses (RFC 6052 section 3.1), so no host behind a NAT64 has one.
 pub(crate) fn translated_ipv4(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(address) = address else { return None };
     embedded_ipv4(address).filter(|address| {

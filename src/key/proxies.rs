@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use http::HeaderName;
 use ipnet::IpNet;
 
-/// The number of entries of a forwarding header that are read, from the right.
+/// The maximum number of entries of a forwarding header that are read, from the right.
 pub(super) const ENTRIES_MAX: usize = 64;
 
 /// Says which proxies are in front of the server, and in which header they report the client.
 ///
-/// A client can send any header, and also the left part of a forwarding header. Only the entries
-/// that your own proxies added can be trusted. So one header is read, from the right, as far as the
-/// proxies are known.
+/// A client can send any header, including the left part of a forwarding header. Only the entries that
+/// your own proxies added can be trusted. So only one header is read, from the right, and only as far
+/// as the proxies are known.
 ///
 /// ```
 /// use tower_ratelimit::key::TrustedProxies;
@@ -30,29 +30,31 @@ pub(super) const ENTRIES_MAX: usize = 64;
 ///
 /// # How the client is found
 ///
-/// * With a [count](Self::count) of *n*, the client is the *n*-th entry from the right, because
-///   each of the *n* proxies appended the address that called it. A client that reaches the server
-///   past the proxies can claim any address.
-/// * With [networks](Self::networks), a peer outside of them is itself the client. Otherwise
-///   entries are read from the right while they are in the networks. The first entry outside of
-///   them is the client. If all entries are in the networks, the client is the leftmost one. Name
-///   only your proxies, because a client inside of these networks is believed like a proxy.
+/// * With a [count](Self::count) of *n*, the client is the *n*-th entry from the right, because each of
+///   the *n* proxies appended the address that called this proxy. A client that reaches the server
+///   without these proxies can claim any address.
+/// * With [networks](Self::networks), a peer outside of the networks is itself the client. Otherwise
+///   entries are read from the right while they are in the networks. The first entry outside of the
+///   networks is the client. If all entries are in the networks, the client is the leftmost entry. List
+///   only the networks of your proxies, because a client in one of these networks is trusted like a
+///   proxy.
 /// * If the header does not report an address, the client is unknown. An unknown client is limited
-///   by a key that [`client_ip`](super::client_ip) describes, and is never taken for a proxy. There
+///   under a key that [`client_ip`](super::client_ip) describes, and is never treated as a proxy. There
 ///   are two cases:
 ///   * The header is absent or has too few entries.
-///   * The header cannot be read: the entry is not an address (`unknown`, `_name`, text), a quote
-///     is left open, a header of one address comes twice, an entry is longer than 1,024 bytes, or
-///     the client is not among the last 64 entries.
-/// * Lines of the header are read in their order as one list. Empty entries are skipped, but count
-///   among the 64. Ports, brackets and IPv6 zones are dropped, and IPv4-mapped addresses are IPv4.
-/// * Only the entries that are needed are read, from the right, so a client cannot change the
-///   meaning of what a proxy appends, nor make the header expensive to read.
+///   * The header cannot be read: the entry is not an address (`unknown`, `_name`, text), a quote is
+///     not closed, a header for one address occurs twice, an entry is longer than 1,024 bytes, or the
+///     client is not among the last 64 entries.
+/// * All lines of the header are read as one list, in their order. Empty entries are skipped, but they
+///   count among the 64 entries. Ports, brackets and IPv6 zones are removed, and IPv4-mapped addresses
+///   become IPv4 addresses.
+/// * Only the entries that are needed are read, from the right. So a client cannot change the meaning
+///   of an entry that a proxy appends, and cannot make the header expensive to read.
 ///
 /// # In configuration files
 ///
-/// With the feature `serde` they are read and written as a map with the fields `count` or `networks`, and `forwarded`
-/// or `single-header`: `{networks: [10.0.0.0/8], forwarded: true}`.
+/// With the feature `serde`, trusted proxies are read and written as a map with the fields `count` or `networks`, and
+/// `forwarded` or `single-header`: `{networks: [10.0.0.0/8], forwarded: true}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustedProxies {
     pub(super) trust: Trust,
@@ -73,11 +75,11 @@ pub(super) enum ForwardingHeader {
 }
 
 impl TrustedProxies {
-    /// Trusts this number of proxies, each of which appends to `X-Forwarded-For` or the header
-    /// chosen instead.
+    /// Trusts this number of proxies. Each of them appends an address to `X-Forwarded-For`, or to the
+    /// header that another method chooses.
     ///
     /// # Errors
-    /// Returns an error if the number is 0 or above 64.
+    /// Returns an error if `proxies` is 0 or above 64.
     pub fn count(proxies: usize) -> Result<Self, ConfigError> {
         if proxies == 0 || proxies > ENTRIES_MAX {
             return Err(ConfigError::new(
@@ -91,11 +93,11 @@ impl TrustedProxies {
         Ok(Self { trust: Trust::Count(proxies), field: ForwardingHeader::XForwardedFor })
     }
 
-    /// Trusts proxies in these networks, each an address (`10.0.0.2`) or a network (`10.0.0.0/8`).
-    /// They append to `X-Forwarded-For` or the header chosen instead.
+    /// Trusts proxies in these networks, each an address (`10.0.0.2`) or a network (`10.0.0.0/8`). Each
+    /// proxy appends an address to `X-Forwarded-For`, or to the header that another method chooses.
     ///
     /// # Errors
-    /// Returns an error if there is no network, or if a text is neither an address nor a network.
+    /// Returns an error if `networks` is empty, or if a text is neither an address nor a network.
     pub fn networks<I>(networks: I) -> Result<Self, ConfigError>
     where
         I: IntoIterator,
@@ -118,17 +120,17 @@ impl TrustedProxies {
         Self { field: ForwardingHeader::Forwarded, ..self }
     }
 
-    /// Reads a header of one address, which the last proxy sets: `cf-connecting-ip`,
-    /// `true-client-ip`, `x-real-ip`, `fly-client-ip`. The proxy must replace what a client sends.
-    /// If the header comes twice, the client is unknown. The guide
-    /// [lists](crate::guide::who_is_the_client#cdns-and-clouds) what CDNs and clouds send.
+    /// Reads a header with one address, which the last proxy sets: `cf-connecting-ip`,
+    /// `true-client-ip`, `x-real-ip`, `fly-client-ip`. The proxy must replace this header if a client
+    /// sends it. If the header occurs twice, the client is unknown. The guide
+    /// [lists](crate::guide::who_is_the_client#cdns-and-clouds) the headers that CDNs and clouds send.
     ///
-    /// `cloudfront-viewer-address` is an address and a port. CloudFront writes no brackets around an
-    /// IPv6 address, so this header, and no other, is split at its last colon.
+    /// The value of `cloudfront-viewer-address` is an address and a port. CloudFront writes no brackets
+    /// around an IPv6 address, so only this header is split at its last colon.
     ///
     /// # Errors
     /// Returns an error if `name` is not a valid header name, or if the count of proxies is not 1,
-    /// because such a header reports only one hop.
+    /// because a header with one address reports only one hop.
     pub fn single_header(self, name: &str) -> Result<Self, ConfigError> {
         if let Trust::Count(2..) = self.trust {
             return Err(ConfigError::new(

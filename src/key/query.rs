@@ -9,22 +9,22 @@ use crate::base::head::Head;
 use super::paths::original_uri;
 use super::value::{IntoKey, Key};
 
-/// The maximum length of a query that is searched, in bytes, and its maximum number of parameters. Servers refuse
-/// longer ones by default, and a request may be compared with many rules.
+/// The maximum length in bytes, and the maximum number of parameters, of a query that is searched. There is a
+/// maximum because a request may be compared with many rules. Servers refuse longer queries by default.
 const BYTES_MAX: usize = 8 << 10;
 const PARAMETERS_MAX: usize = 256;
 
 /// Returns an extractor of a parameter of the query: `key::query("api_key")`.
 ///
 /// Names and values are percent-decoded, and `+` is a space, as in forms. So a client does not get a second allowance
-/// by another spelling.
+/// with another spelling.
 ///
-/// The key is missing if the parameter is absent or empty. Requests share one key if the service may read another
-/// value than was charged:
+/// The key is missing if the parameter is absent or empty. In these cases all requests share one key, because the
+/// service may read another value than the charged value:
 ///
 /// * The parameter is given twice, or as `name[…]`, which some servers read as `name`.
 /// * The value is not percent-encoded UTF-8, such as `%zz` or `%ff`.
-/// * The query has more than 8 KiB or 256 parameters. It is not searched.
+/// * The query has more than 8 KiB or 256 parameters. Such a query is not searched.
 ///
 /// The case of names matters, and only `&` separates parameters. The value is not checked; see
 /// [`header`](super::header).
@@ -53,7 +53,7 @@ pub(crate) enum QueryParameter<'a> {
     Absent,
     /// The decoded value.
     Value(Cow<'a, str>),
-    /// Others may read another value.
+    /// The service may read another value than this crate.
     Unclear,
 }
 

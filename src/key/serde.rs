@@ -27,7 +27,7 @@ impl Serialize for Prefixes {
     }
 }
 
-/// Deserializes prefixes from `{"ipv4": 24, "ipv6": 48}`. A family that is left out has its default.
+/// Deserializes prefixes from `{"ipv4": 24, "ipv6": 48}`. A family that is omitted has its default.
 impl<'de> Deserialize<'de> for Prefixes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(PrefixesVisitor)
@@ -54,7 +54,7 @@ impl<'de> Visitor<'de> for PrefixesVisitor {
     }
 }
 
-/// Serializes trusted proxies with the fields that are read.
+/// Serializes trusted proxies with the fields from which they are deserialized.
 impl Serialize for TrustedProxies {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map =
@@ -88,7 +88,7 @@ impl Serialize for Network<'_> {
     }
 }
 
-/// Deserializes trusted proxies from fields that are named like their constructors:
+/// Deserializes trusted proxies from fields with the names of their constructors:
 ///
 /// ```
 /// use tower_ratelimit::key::TrustedProxies;
@@ -147,7 +147,7 @@ impl<'de> Visitor<'de> for ProxiesVisitor {
     }
 }
 
-/// Reads a field that may come once.
+/// Reads a field, which may occur only once.
 fn read_into<'de, T: Deserialize<'de>, A: MapAccess<'de>>(
     to: &mut Option<T>,
     name: &'static str,

@@ -6,26 +6,27 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::turns_text;
 
-/// Bytes that fit without the heap; longer keys are boxed.
+/// The number of bytes that a key can hold without the heap. Longer keys are boxed.
 const INLINE: usize = 38;
 
-/// Says whose allowance is charged: a short byte string, made from addresses, integers, text, bytes
-/// and tuples of them.
+/// Says whose allowance is charged. A key is a short byte string, made from addresses, integers, text,
+/// bytes and tuples of these.
 ///
-/// Two keys are equal if and only if they have the same parts in the same order. Each part is
-/// written with its kind and its length, so `("ab", "c")` is not `("a", "bc")`, and the text `"7"`
-/// is not the number `7`.
+/// Two keys are equal if and only if they have the same parts in the same order. Each part is stored
+/// with its kind and its length. So `("ab", "c")` is not `("a", "bc")`, and the text `"7"` is not the
+/// number `7`.
 ///
-/// * Tuples are flattened: `(("a", "b"), "c")` makes the key of `("a", ("b", "c"))`. The key of
-///   [`key::global`](crate::key::global) has no part, so with `"a"` it makes the key of `"a"`.
-/// * The Rust type is not part of the key: a `String` makes the key of its text, and `7_u64` that
-///   of `7_i64`.
+/// * Tuples are flattened: `(("a", "b"), "c")` makes the same key as `("a", ("b", "c"))`. The key of
+///   [`key::global`](crate::key::global) has no parts, so a tuple of this key and `"a"` makes the same
+///   key as `"a"`.
+/// * The Rust type is not part of the key. A `String` makes the same key as its text, and `7_u64` the
+///   same key as `7_i64`.
 ///
-/// A key may be a secret, so it has no `Display`, and its `Debug` prints its length. [`display`](Self::display) is its
-/// text.
+/// A key may be a secret. So it has no `Display`, and its `Debug` prints only its length. [`display`](Self::display)
+/// returns its text.
 ///
-/// Up to 38 bytes stay inside the key (an address, an integer, a text of 36 bytes); longer ones
-/// take one allocation.
+/// A key of up to 38 bytes, such as an address, an integer, or a text of 36 bytes, needs no allocation.
+/// A longer key needs one allocation.
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv4Addr};
@@ -55,7 +56,7 @@ struct Inline {
     len: u16,
 }
 
-/// The origin of a part of a key. It is written before the part's length.
+/// The kind of a part of a key. It is stored before the part's length.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 pub(super) enum PartKind {
@@ -72,7 +73,7 @@ pub(super) enum PartKind {
     Unnamed = 10,
     /// A client whose address the trusted proxy reports in a form that cannot be read.
     Unreadable = 11,
-    /// The client sent several values where one is expected.
+    /// A key of all clients that sent several values where one value is expected.
     Ambiguous = 12,
 }
 
@@ -83,12 +84,13 @@ impl Key {
         Self(Repr::Inline(Inline { bytes: [0; INLINE], len: 0 }))
     }
 
-    /// Returns the key shared by all requests without a key. No [`IntoKey`] makes an equal one.
+    /// Returns the key that all requests without a key share. No [`IntoKey`] makes an equal key.
     pub(crate) fn keyless() -> Self {
         single(PartKind::Keyless, &[])
     }
 
-    /// Returns the key shared by all clients of `proxy` whose addresses are unknown for one reason.
+    /// Returns the key that the unknown clients of `proxy` share. `kind` is the reason why their
+    /// addresses are unknown.
     pub(super) fn unknown_client(kind: PartKind, proxy: Option<IpAddr>) -> Self {
         match proxy {
             None => single(kind, &[]),
@@ -141,12 +143,12 @@ impl Key {
 
     /// Returns the key's parts as text, for people who operate the service: `192.0.2.1, /search`.
     ///
-    /// Text that could be read as something else is quoted, and no part contains control characters, or those that turn
-    /// the direction of text. A key that is not made of values is in parentheses: `(all requests)` is the
-    /// [global](Self::global) one.
+    /// Text that could be read as another kind of part is quoted. No part contains control characters or characters
+    /// that change the direction of text. A key that is not made from values is written in parentheses: `(all
+    /// requests)` is the [global](Self::global) key.
     ///
-    /// A key may be a secret or personal data, such as a token or an address. Do not write it to
-    /// logs or metrics unchanged.
+    /// A key may be a secret or personal data, such as a token or an address. Do not write keys to logs
+    /// or metrics unchanged.
     ///
     /// ```
     /// use tower_ratelimit::Key;
@@ -161,8 +163,8 @@ impl Key {
 
     /// Makes a key from `value`. Returns `None` if the value is `None` or `Err`.
     ///
-    /// The value may be borrowed, so a closure need not copy it:
-    /// `|request| Key::of((request.uri.path(), request.method.as_str()))`.
+    /// The value may be borrowed, so a closure need not copy the value: `|request|
+    /// Key::of((request.uri.path(), request.method.as_str()))`.
     #[inline(always)]
     #[must_use]
     pub fn of(value: impl IntoKey) -> Option<Self> {
@@ -179,7 +181,7 @@ impl Key {
         }
     }
 
-    /// Returns the address, if the key was made from an address alone.
+    /// Returns the address if the key was made from only an address.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         let (head, part) = self.as_bytes().split_at_checked(2)?;
@@ -190,7 +192,8 @@ impl Key {
         }
     }
 
-    /// Makes a key of the bytes that [`as_bytes`](Self::as_bytes) returned. Returns `None` if no key has them.
+    /// Makes a key from the bytes that [`as_bytes`](Self::as_bytes) returned. Returns `None` if no key has
+    /// these bytes.
     #[cfg(feature = "tokio")]
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut key = Self::global();
@@ -199,7 +202,8 @@ impl Key {
         (length == bytes.len()).then_some(key)
     }
 
-    /// Joins the parts of many keys into one key, as a tuple does, in time that is linear in their length.
+    /// Joins the parts of many keys into one key, like a tuple. The running time is linear in the total
+    /// length.
     #[cfg(feature = "rules")]
     pub(crate) fn joined(keys: impl Iterator<Item = Self>) -> Self {
         let mut bytes = Vec::new();
@@ -232,8 +236,9 @@ impl PartialEq for Key {
 impl Eq for Key {}
 
 impl Hash for Key {
-    /// Hashes a short key in words of 16 bytes. Each word is one multiplication in the limiter in memory
-    /// (`benches/instructions`). The bytes beyond the key's length are zeros, and its parts say how long they are.
+    /// Hashes a short key in words of 16 bytes. Each word takes one multiplication in the limiter in memory
+    /// (`benches/instructions`). The bytes after the end of the key are zeros. This is unambiguous, because each
+    /// part contains its length.
     #[inline(always)] // a call would keep the hash in memory
     fn hash<H: Hasher>(&self, state: &mut H) {
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u128::from_le_bytes);
@@ -302,7 +307,7 @@ fn part_text(kind: u8, part: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// Returns whether text without quotes cannot be read as anything else.
+/// Returns whether text needs no quotes, because it cannot be read as another kind of part.
 fn is_plain(text: &str) -> bool {
     let is_odd = |c: char| c.is_control() || turns_text(c) || matches!(c, '"' | '\\' | '\u{2028}' | '\u{2029}');
     let is_other = text.parse::<i128>().is_ok()
@@ -328,10 +333,10 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A value that a key can be made from.
+/// A value from which a key can be made.
 ///
-/// Implemented for addresses, integers, text, bytes, `bool`, header values
-/// and methods, tuples of up to six of them, and for `Option` and `Result`.
+/// Implemented for addresses, integers, text, bytes, `bool`, header values and methods. Also
+/// implemented for tuples of up to six such values, and for `Option` and `Result`.
 ///
 /// `None` and `Err` mean that the key is missing; see
 /// [`Rule::missing_key`](crate::Rule::missing_key). To say that a rule does not apply, use
@@ -351,8 +356,8 @@ pub trait IntoKey {
     fn into_key(self) -> Option<Key>;
 }
 
-/// Makes a key of one part. A short key is written in whole words, because hashing reads it in words at once, and store
-/// forwarding would stall on bytes that were written in other pieces.
+/// Makes a key with one part. A short key is written in whole words, because hashing reads it in words right after
+/// that. If the bytes were written in other pieces, hashing would stall on store forwarding.
 #[inline(always)]
 fn single(kind: PartKind, part: &[u8]) -> Key {
     if part.len() > INLINE - 2 {
@@ -367,7 +372,8 @@ fn single(kind: PartKind, part: &[u8]) -> Key {
     Key(Repr::Inline(Inline { bytes, len: part.len() as u16 + 2 }))
 }
 
-/// Returns eight bytes of a part from `start` on, the first of them lowest. The bytes behind its end are zeros.
+/// Returns eight bytes of a part from `start` on as a little-endian word. Bytes after the end of the part are
+/// zeros.
 #[inline(always)]
 fn word(part: &[u8], start: usize) -> u64 {
     let Some(rest) = part.get(start..).filter(|rest| !rest.is_empty()) else { return 0 };
@@ -501,7 +507,7 @@ fn signed(number: i128) -> Key {
 macro_rules! integers {
     ($write:ident as $wide:ty: $($int:ty)*) => {$(
         impl IntoKey for $int {
-            /// Returns the key of the number, which is the same for every integer type.
+            /// Returns the key of the number. Equal numbers of different integer types have one key.
             #[inline]
             fn into_key(self) -> Option<Key> {
                 Some($write(self as $wide))

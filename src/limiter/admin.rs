@@ -1,4 +1,5 @@
-//! Blocks and meters by hand: close and open keys, count strikes, read and settle meters.
+//! Blocks and meters for operators and programs: closes and opens keys, counts strikes, and reads and
+//! settles meters.
 
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use crate::key::Key;
 use crate::policy::Policy;
 use crate::quota::Algorithm;
 
-/// Works on the keys of a [block](crate::quota::Quota::block): counts strikes from outside of a
-/// layer, such as wrong passwords, and lets an operator close and open keys.
+/// Works on the keys of a [block](crate::quota::Quota::block): counts strikes that do not come from a
+/// layer, such as wrong passwords, and closes and opens keys for an operator.
 ///
 /// ```
 /// use std::time::Duration;
@@ -37,8 +38,8 @@ pub struct Blocks<L> {
 }
 
 impl<L: Limiter> Blocks<L> {
-    /// Takes a limiter, and the name and quota of the block as a policy. For a block of a layer, use
-    /// [`RateLimitLayer::blocks`](crate::RateLimitLayer::blocks).
+    /// Makes a handle from a limiter and a policy with the block's name and quota. For a block of a
+    /// layer, use [`RateLimitLayer::blocks`](crate::RateLimitLayer::blocks).
     ///
     /// # Errors
     /// Returns an error if the policy's quota is not a [block](crate::quota::Quota::block).
@@ -55,8 +56,8 @@ impl<L: Limiter> Blocks<L> {
 
     /// Adds strikes to a key. Returns how long the key is now closed, or `None` if it is open. Strikes
     /// on a closed key do not prolong the block, unless the quota [counts
-    /// them](crate::quota::Quota::count_denied). But such strikes count when earlier strikes are
-    /// refunded: the key stays closed if the strikes that are left would have closed it.
+    /// them](crate::quota::Quota::count_denied). But they count if earlier strikes are refunded: the
+    /// key stays closed if the strikes that are left would have closed it.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -64,8 +65,8 @@ impl<L: Limiter> Blocks<L> {
         self.take(Charge::new(&self.policy, key).cost(strikes).effect(Effect::Force)).await
     }
 
-    /// Closes a key as if its strikes were used up, and returns for how long. A key that is closed
-    /// already stays as it is.
+    /// Closes a key as if its strikes had reached the limit. Returns how long the key is closed. A key
+    /// that is already closed stays as it is.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -73,8 +74,8 @@ impl<L: Limiter> Blocks<L> {
         self.strike(key, self.policy.quota().limit()).await
     }
 
-    /// Closes a key for the time `lasting`. Returns how long the key is closed, which is longer if the key was already
-    /// closed for longer.
+    /// Closes a key for the time `lasting`. Returns how long the key is closed. This is longer than `lasting` if the
+    /// key was already closed for longer.
     ///
     /// The time is rounded up: to whole seconds up to 1,000 seconds, to minutes up to 1,000
     /// minutes, to hours up to 1,000 hours, and then to days. It is at most 366 days.
@@ -90,11 +91,12 @@ impl<L: Limiter> Blocks<L> {
     }
 
     /// Opens a key and forgets its strikes and earlier blocks. With Redis or another store, other processes remember
-    /// denials, and may go on refusing the key for about a second.
+    /// denials, and may continue to refuse the key for about a second.
     ///
-    /// The quotas beside the block keep what the key has used, so its next request may be refused again.
-    /// [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) opens the blocks of a layer and resets
-    /// its quotas. A [status page](crate::guide::observing#a-status-page) does both for operators.
+    /// The other quotas keep the units that the key has used, so the key's next request may be refused
+    /// again. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) opens the blocks of a layer and
+    /// resets its quotas. On a [status page](crate::guide::observing#a-status-page), operators can open
+    /// blocks and reset quotas.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -121,8 +123,8 @@ fn closed_for(decision: &Decision) -> Option<Duration> {
     decision.charges().first()?.wait().duration()
 }
 
-/// Works on the keys of a [meter](crate::quota::Quota::meter): reads and settles what each key used
-/// beyond its quota.
+/// Works on the keys of a [meter](crate::quota::Quota::meter): reads and settles the units that each
+/// key used beyond its quota.
 ///
 /// ```
 /// use std::time::Duration;
@@ -148,8 +150,8 @@ pub struct Meters<L> {
 }
 
 impl<L: Limiter> Meters<L> {
-    /// Takes a limiter, and the name and quota of the meter as a policy. For a meter of a layer, use
-    /// [`RateLimitLayer::meters`](crate::RateLimitLayer::meters).
+    /// Makes a handle from a limiter and a policy with the meter's name and quota. For a meter of a
+    /// layer, use [`RateLimitLayer::meters`](crate::RateLimitLayer::meters).
     ///
     /// # Errors
     /// Returns an error if the policy's quota is not a [meter](crate::quota::Quota::meter).
@@ -164,7 +166,7 @@ impl<L: Limiter> Meters<L> {
         &self.policy
     }
 
-    /// Returns the units that were counted for a key and not settled.
+    /// Returns the units that were counted for a key and have not been settled.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -173,8 +175,7 @@ impl<L: Limiter> Meters<L> {
         Ok(decision.charges().first().map_or(0, |told| told.limit().saturating_sub(told.remaining())))
     }
 
-    /// Subtracts `units` from what was counted for a key. Units that were counted since they were
-    /// read stay.
+    /// Subtracts `units` from the count of a key. Units that were counted after `units` was read stay.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -185,7 +186,7 @@ impl<L: Limiter> Meters<L> {
         self.limiter.refund(vec![Refund::new(self.policy.clone(), key.clone(), receipt)]).await
     }
 
-    /// Forgets what was counted for a key.
+    /// Forgets the units that were counted for a key.
     ///
     /// # Errors
     /// Returns the limiter's error.
