@@ -4,38 +4,39 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The load of a limiter's store, such as Redis, as this process sees it now; see
+/// The current load of a limiter's store, such as Redis, as this process sees it; see
 /// [`LimiterHooks::store_load`](crate::limiter::LimiterHooks::store_load).
 ///
-/// A store that is slow shows here before checks fail: [`oldest_wait`](Self::oldest_wait) and
-/// [`call_time`](Self::call_time) near the [`deadline`](Self::deadline).
+/// The load shows that a store is slow before checks fail: [`oldest_wait`](Self::oldest_wait) and
+/// [`call_time`](Self::call_time) come near to the [`deadline`](Self::deadline).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreLoad {
-    /// The checks and corrections that have no answer yet, sent or not.
+    /// The number of checks and corrections that have no answer yet, whether they were sent or not.
     pub waiting: usize,
-    /// The age of the oldest check that is not sent yet. Zero if none waits to be sent.
+    /// The age of the oldest check that was not sent yet, or zero if no check waits to be sent.
     pub oldest_wait: Duration,
-    /// The calls that were sent and have no answer yet. One call can carry many checks.
+    /// The number of calls that were sent and have no answer yet. One call can carry many checks.
     pub calls_in_flight: usize,
     /// The smoothed duration of a call. `None` before the first answer.
     pub call_time: Option<Duration>,
-    /// The duration of the quickest call of the last five to ten seconds, late answers included. If it is near to
-    /// [`call_time`](Self::call_time), the store is far; if it is much shorter, the store or the way to it is busy.
-    /// `None` if no call was answered.
+    /// The duration of the quickest call of the last five to ten seconds, including late answers, or `None` if no call
+    /// was answered. If this is near to [`call_time`](Self::call_time), the store is far away. If this is much shorter,
+    /// the store or the network is busy.
     pub quickest_call: Option<Duration>,
     /// The time after which a check without an answer fails.
     pub deadline: Option<Duration>,
-    /// The checks and corrections that failed as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded) so far.
+    /// The number of checks and corrections that have failed as
+    /// [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded) so far.
     pub shed: u64,
-    /// The connections that were made to the servers of Redis so far. It grows while connections are cut, or made anew
-    /// because a server is silent. Other stores do not report it.
+    /// The number of connections to the servers of Redis that were made so far. The number grows while connections are
+    /// cut, or are made anew because a server is silent. Other stores do not report this number.
     pub connections: u64,
 }
 
 impl StoreLoad {
-    /// Returns the load of this store and another together: counts are added, and times are those of the store that is
-    /// nearer to its deadline.
+    /// Returns the load of two stores together. Counts are added. The times of calls and the deadline are those of the
+    /// store that is nearer to its deadline, and the oldest wait is the longer one.
     pub(crate) fn with(self, other: Self) -> Self {
         let slower = if other.per_mille_of_deadline() > self.per_mille_of_deadline() { &other } else { &self };
         Self {
@@ -50,21 +51,21 @@ impl StoreLoad {
         }
     }
 
-    /// Returns the longer of the call time and the age of the queue, in thousandths of the deadline.
+    /// Returns the call time or the oldest wait, whichever is longer, in thousandths of the deadline.
     pub(crate) fn per_mille_of_deadline(&self) -> Option<u128> {
         let time = self.call_time.unwrap_or_default().max(self.oldest_wait);
         (time.as_micros() * 1_000).checked_div(self.deadline?.as_micros())
     }
 }
 
-/// Reads the [load](StoreLoad) of a limiter's store at any time. A limiter hands it to its observers by
+/// Reads the [load](StoreLoad) of a limiter's store at any time. A limiter passes such a reader to its observers by
 /// [`Observer::on_store`](crate::observe::Observer::on_store).
 #[derive(Clone)]
 pub struct StoreLoadReader(Arc<dyn Fn() -> Option<StoreLoad> + Send + Sync>);
 
 impl StoreLoadReader {
-    /// Makes a reader for a limiter of your own. `read` returns `None` once the limiter is dropped, so it holds the
-    /// limiter's parts by a [`Weak`](std::sync::Weak).
+    /// Makes a reader for your own limiter. `read` must return `None` after the limiter was dropped, so it should hold
+    /// the limiter's parts by a [`Weak`](std::sync::Weak).
     #[must_use]
     pub fn new(read: impl Fn() -> Option<StoreLoad> + Send + Sync + 'static) -> Self {
         Self(Arc::new(read))

@@ -445,15 +445,15 @@ impl Stats {
 #[cfg(feature = "metrics")]
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 impl Stats {
-    /// Hands the counts to the recorder of the crate `metrics`, under the same names as
-    /// [`to_prometheus`](Self::to_prometheus). Call it before each scrape, or at an interval. It does not slow requests
-    /// down.
+    /// Passes the counts to the recorder of the crate `metrics`, with the names that
+    /// [`to_prometheus`](Self::to_prometheus) uses. Call this before each scrape, or at an interval. It does not slow
+    /// requests down.
     ///
-    /// The recorder gets totals of counters and gauges. It gets durations since the last call, each as the bound of its
-    /// [bucket](super::HistogramSnapshot::buckets), and those above 1,000 s as 1,000 s. So use one `Stats` for one
-    /// recorder, and give the recorder the bounds of [`BUCKET_SECONDS`](Self::BUCKET_SECONDS): default bounds are often
-    /// made for milliseconds, and put nearly all durations into one bucket. A call while another one is under way does
-    /// nothing.
+    /// The recorder gets totals of counters and gauges. It gets the durations since the last call, each as the upper
+    /// bound of its [bucket](super::HistogramSnapshot::buckets), and durations above 1,000 s as 1,000 s. So use one
+    /// `Stats` for one recorder, and configure the recorder with the bounds of
+    /// [`BUCKET_SECONDS`](Self::BUCKET_SECONDS). Default bounds are often made for milliseconds, and put nearly all
+    /// durations into one bucket. A call during another call has no effect.
     ///
     /// All metrics are described with their units. Each series is registered once, when it is first recorded.
     pub fn record_metrics(&self) {
@@ -464,8 +464,8 @@ impl Stats {
 }
 
 impl Inner {
-    /// Puts the counts into the bucket that has ended, and begins the next one. Halves the counts of refused keys,
-    /// and writes summaries, when it is time.
+    /// Adds the counts to the bucket that has ended, and begins the next bucket. If it is time, also halves the counts
+    /// of keys, and writes summaries.
     #[cold]
     fn begin_bucket(&self, now_us: u64, mut halves: MutexGuard<'_, u64>) {
         let before_us = self.began_us.load(Ordering::Relaxed);
@@ -500,7 +500,7 @@ impl Inner {
         outcomes
     }
 
-    /// Adds rules of a file. Rules that were dropped are removed first.
+    /// Adds the rules of a file. Rules that were dropped are removed first.
     fn add_rules(&self, rules: &RulesReader) {
         let mut known = lock(&self.rules);
         known.retain(|known| known.read().is_some() && !known.is_of_same(rules));
@@ -515,7 +515,8 @@ impl Inner {
         known.iter().filter_map(RulesReader::read).max_by_key(|rules| rules.loaded_at)
     }
 
-    /// Returns the time in microseconds. Begins the next bucket if it is time, unless another thread does so.
+    /// Returns the time in microseconds. Also begins the next bucket if it is time, unless another thread is doing
+    /// that.
     #[inline]
     fn now_us(&self) -> u64 {
         let now_us = self.clock.now().as_micros();
@@ -542,7 +543,7 @@ impl Inner {
         cells.count_units(stripe, taken);
     }
 
-    /// Counts the units that a key took of a policy, if that is asked for.
+    /// Counts the units that a key used under a policy, if [`count_use`](StatsBuilder::count_use) is on.
     #[inline]
     fn count_use(&self, entry: &PolicyCounts, key: &Key, taken: u64) {
         if let Some(used) = entry.used.as_ref().filter(|_| taken > 0) {
@@ -570,7 +571,7 @@ impl Inner {
         self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
     }
 
-    /// Counts a request that begins or ends to wait, or a body that is paced.
+    /// Counts the begin or the end of a request's wait, or of a paced body.
     fn count_layer_event(&self, event: &LayerEvent) {
         self.events.count_of_layer(event);
         let entry = |policy: &Policy| self.policies.find(policy.name(), || self.now_us() / SHORT_US);

@@ -1,4 +1,4 @@
-//! The stores of limiters, whose load is read when a snapshot is made.
+//! The stores of limiters. Their load is read when a snapshot is made.
 
 use crate::base::sync::{Mutex, lock};
 use crate::store_load::{StoreLoad, StoreLoadReader};
@@ -22,12 +22,12 @@ impl Stores {
         }
     }
 
-    /// Returns the load of all stores together. Returns `None` if there is none.
+    /// Returns the load of all stores together, or `None` if there are no stores.
     pub(super) fn load(&self) -> Option<StoreLoad> {
         self.readers().iter().filter_map(StoreLoadReader::read).reduce(StoreLoad::with)
     }
 
-    /// Returns the readers. The readers run without the lock, because they may be the application's code.
+    /// Returns the readers. The readers are called without the lock, because they may be the application's code.
     fn readers(&self) -> Vec<StoreLoadReader> {
         lock(&self.0).clone()
     }

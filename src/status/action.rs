@@ -1,4 +1,4 @@
-//! The actions of operators on the page: data for the application's audit log, and for the page.
+//! The actions of operators on the page, as data for the application's audit log and for the page.
 
 use std::fmt;
 
@@ -12,15 +12,15 @@ labelled! {
     ActionKind,
     /// Returns the label for metrics and logs.
     as_str {
-        /// A block was opened. The used units of its quotas stay used.
+        /// A block was opened. The used units of the rule's quotas stay used.
         Unblock = "unblock",
         /// The usage of a key was forgotten, or its block was opened.
         Reset = "reset",
-        /// An action of the [program's own](crate::observe::StatusPage::action).
+        /// An action that the [program added](crate::observe::StatusPage::action) was run.
         Own = "own",
         /// A mode was switched.
         Switch = "switch",
-        /// Something was set in [all processes](crate::observe::StatusPage::fleet).
+        /// A setting was made in [all processes](crate::observe::StatusPage::fleet).
         Set = "set",
         /// An entry for all processes was ended.
         End = "end",
@@ -30,10 +30,10 @@ labelled! {
 }
 
 /// One action of an operator on a [status page](crate::observe::StatusPage::operators), for the application's audit
-/// log. It prints in one line, and [`to_json`](Self::to_json) returns the same for programs.
+/// log. An action is printed as one line. For programs, [`to_json`](Self::to_json) returns it as JSON.
 ///
-/// It does not contain the key, but its [fingerprint](crate::observe::TopKey::fingerprint), and the name that
-/// [`reveal`](crate::observe::StatsBuilder::reveal) gives to the key.
+/// An action does not contain the key, only the key's [fingerprint](crate::observe::TopKey::fingerprint), and the name
+/// that [`reveal`](crate::observe::StatsBuilder::reveal) gives to the key.
 #[derive(Clone, Debug)]
 pub struct OperatorAction {
     pub(super) at: Timestamp,
@@ -47,12 +47,12 @@ pub struct OperatorAction {
 pub(super) enum Act {
     Unblock,
     Reset,
-    /// The action of the program's own with this name.
+    /// The program's own action with this name.
     Own(Box<str>),
 }
 
 impl fmt::Display for Act {
-    /// Prints the word that programs send for it.
+    /// Prints the word that programs send for the action.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unblock => ActionKind::Unblock.fmt(f),
@@ -62,23 +62,23 @@ impl fmt::Display for Act {
     }
 }
 
-/// The beginning of the words that programs send for own actions.
+/// The prefix of the words that programs send for own actions.
 pub(super) const OWN: &str = "own.";
 
 /// The action that was done.
 #[derive(Clone, Debug)]
 pub(super) enum Done {
-    /// Something was done with a key under a policy.
+    /// An action on a key under a policy.
     OnKey { act: Act, layer: Box<str>, policy: Box<str>, fingerprint: String, name: Option<Box<str>> },
-    /// The switch of this name was set.
+    /// The switch with this name was set.
     Switched { switch: Box<str>, mode: Mode },
-    /// Something was done for all processes.
+    /// An action for all processes.
     #[cfg_attr(not(feature = "tokio"), expect(dead_code, reason = "a fleet needs the feature tokio"))]
     ForAll { kind: ActionKind, setting: Box<str>, value: Option<Box<str>> },
 }
 
 impl OperatorAction {
-    /// Returns the time at which the action ended, by the clock of the statistics.
+    /// Returns the time at which the action ended, on the clock of the statistics.
     #[must_use]
     pub fn at(&self) -> Timestamp {
         self.at
@@ -102,7 +102,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the name of the action, if it is one of the [program's own](crate::observe::StatusPage::action).
+    /// Returns the name of the action, if the [program added](crate::observe::StatusPage::action) the action.
     #[must_use]
     pub fn own(&self) -> Option<&str> {
         match &self.done {
@@ -111,7 +111,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the title of the layer. Returns `None` unless something was done with a key.
+    /// Returns the title of the layer, or `None` if the action was not on a key.
     #[must_use]
     pub fn layer(&self) -> Option<&str> {
         match &self.done {
@@ -120,7 +120,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the name of the policy. Returns `None` unless something was done with a key.
+    /// Returns the name of the policy, or `None` if the action was not on a key.
     #[must_use]
     pub fn policy(&self) -> Option<&str> {
         match &self.done {
@@ -129,7 +129,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the fingerprint of the key. Returns `None` unless something was done with a key.
+    /// Returns the fingerprint of the key, or `None` if the action was not on a key.
     #[must_use]
     pub fn fingerprint(&self) -> Option<&str> {
         match &self.done {
@@ -138,7 +138,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the name that [`reveal`](crate::observe::StatsBuilder::reveal) gave to this key, if it did.
+    /// Returns the name that [`reveal`](crate::observe::StatsBuilder::reveal) gave to the key, if it gave a name.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         match &self.done {
@@ -147,7 +147,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the name of the switch that was set, and the mode. `None` if no mode was switched.
+    /// Returns the name of the switch that was set, and its new mode. Returns `None` if no mode was switched.
     #[must_use]
     pub fn switched(&self) -> Option<(&str, Mode)> {
         match &self.done {
@@ -156,8 +156,8 @@ impl OperatorAction {
         }
     }
 
-    /// Returns what was set or ended for all processes, such as `mode login`, and the value that was set. `None` if
-    /// something else was done.
+    /// Returns the setting that was made or ended for all processes, such as `mode login`, and its value if it was
+    /// made. Returns `None` for other actions.
     #[must_use]
     pub fn setting(&self) -> Option<(&str, Option<&str>)> {
         match &self.done {
@@ -166,8 +166,8 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the error, with its causes, if the action failed, or if nobody knows whether it was done. `None` means
-    /// that it was done.
+    /// Returns the error, with its causes, if the action failed, or if it is unknown whether it was done. Returns
+    /// `None` if the action was done.
     #[must_use]
     pub fn error(&self) -> Option<&str> {
         self.error.as_deref()

@@ -6,12 +6,14 @@ use crate::stats::RateBucket;
 
 /// The buckets of a chart.
 const BUCKETS: usize = 60;
-/// The units of the drawing: a bar is 3 wide with a gap of 1.
+/// The width of a bar and its gap, in units of the drawing: the bar is 3 units wide, and the gap 1
+/// unit.
 const BAR: usize = 4;
 const HEIGHT: u64 = 40;
 
-/// Writes a chart with a bar for each bucket. At the bottom are the allowed requests that were not near the limit,
-/// above them those that were, and on top the requests over the limit, hatched. `what` is the text for screen readers.
+/// Writes a chart with a bar for each bucket. At the bottom of a bar are the allowed requests that were not near the
+/// limit. Above them are the allowed requests that were near the limit. On top are the requests over the limit,
+/// hatched. `what` is the text for screen readers.
 pub(super) fn write(html: &mut String, buckets: &[RateBucket], what: &str) {
     let all = |bucket: &RateBucket| bucket.allowed().saturating_add(bucket.over());
     let most = buckets.iter().map(all).max().unwrap_or(0).max(1);

@@ -21,7 +21,8 @@ use crate::store_load::StoreLoad;
 
 const STYLE: &str = include_str!("style.css");
 
-/// The content security policy of the page: only the page's own style is allowed, by its hash.
+/// The content security policy of the page. It allows only the page's own style, which it
+/// identifies with a hash.
 pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-pWvUgrYvJUi6P4Rl4JvfGVW53HQtRHaQDxkNK9DKn8A='; \
                                          img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
@@ -30,13 +31,15 @@ const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"
                      width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\"><rect width=\"4\" height=\"4\"/>\
                      <path d=\"M0 4L4 0\"/></pattern></defs></svg>";
 
-/// The maximum number of layers with tiles of their own, and of layers in a policy's row.
+/// The maximum number of layers that get their own tiles, and the maximum number of layers that a
+/// policy's row names.
 const LAYERS_MAX: usize = 4;
 
-/// Up to this many policies are listed openly, even those without requests.
+/// The maximum number of policies up to which all policies are listed openly, even policies without
+/// requests.
 const ROWS_OPEN: usize = 10;
 
-/// Returns how long the statistics have counted, at most `most`.
+/// Returns how long the statistics have counted, at least one second and at most `most`.
 fn span(stats: &StatsSnapshot, most: Duration) -> Duration {
     stats.taken_at().saturating_since(stats.started_at()).min(most).max(Duration::from_secs(1))
 }
@@ -135,8 +138,8 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
     store_errors(html, view.stats.taken_at(), events)
 }
 
-/// Writes why checks of a store fail, the most frequent reason of the last seconds first. Errors without recently
-/// failed checks are left out as long as others have some.
+/// Writes why checks of a store fail, the most frequent recent reason first. If some errors have checks that failed
+/// recently, the other errors are left out.
 fn store_errors(html: &mut String, now: Timestamp, events: &EventCounts) -> fmt::Result {
     let failed: u64 = events.newest_errors().map(|(_, count)| count).sum();
     let lately = |kind: StoreErrorKind| events.newest_errors().find(|(other, _)| *other == kind).map_or(0, |it| it.1);
@@ -247,7 +250,8 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     Ok(())
 }
 
-/// Writes how busy the store is. It is a problem if a call, or the wait for it, takes more than half of the deadline.
+/// Writes how busy the store is. The load is shown as a problem if a call, or the wait for a call, takes more than half
+/// of the deadline.
 fn store_load(html: &mut String, load: &StoreLoad) -> fmt::Result {
     let is_slow = load.per_mille_of_deadline() > Some(500);
     if let Some(time) = load.call_time {
@@ -278,7 +282,7 @@ fn per_mille_full(occupancy: Occupancy) -> u128 {
     occupancy.keys() as u128 * 1_000 / occupancy.capacity().max(1) as u128
 }
 
-/// Lists the keys of many layers, which would crowd the tiles.
+/// Lists the numbers of keys if there are too many layers for tiles.
 fn keys_of_layers(html: &mut String, view: &PageView) -> fmt::Result {
     let occupied = occupied(view);
     if occupied.len() <= LAYERS_MAX {
@@ -386,7 +390,7 @@ fn policy(html: &mut String, row: &PolicyRow, view: &PageView) -> fmt::Result {
     }
 }
 
-/// Writes how much of a concurrency limit is held now, and for how long requests held it.
+/// Writes how many units of a concurrency limit are held now, and for how long requests held units.
 fn places(html: &mut String, stats: &PolicySnapshot) -> fmt::Result {
     write!(html, "<div class=\"quota\">{} held now, by all keys", Count(stats.held()))?;
     let held_for = stats.held_for();

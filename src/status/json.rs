@@ -18,10 +18,10 @@ use crate::outcome::{OutcomeKind, PolicyStatus};
 use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, TopKey};
 use crate::store_load::StoreLoad;
 
-/// The maximum number of keys in the list of those that use most of a policy.
+/// The maximum number of keys in the list of the keys that use the most units of a policy.
 const USED_MAX: usize = 20;
 
-/// The maximum number of listed keys that hold most.
+/// The maximum number of keys in the list of the keys that hold the most units.
 const HELD_MAX: usize = 100;
 
 /// Writes the page as a JSON object.
@@ -142,7 +142,7 @@ pub(super) fn render(view: &PageView) -> String {
     json
 }
 
-/// Writes a setting for all processes, or a change of one.
+/// Writes a setting for all processes, or a change of such a setting.
 #[cfg(feature = "tokio")]
 fn setting(json: &mut String, row: &FleetRow) {
     let mut object = Object::begin(json);
@@ -158,7 +158,7 @@ fn setting(json: &mut String, row: &FleetRow) {
     object.end();
 }
 
-/// Writes the field with refusals of the recent past. It is `null` if none are kept.
+/// Writes the field with recent refusals. The field is `null` if refusals are not stored.
 fn recent<'a>(object: &mut Object<'_>, view: &PageView, refusals: impl IntoIterator<Item = &'a RecentRefusal>) {
     if !view.stats.keeps_refusals() {
         return object.plain("recent_refusals", "null");
@@ -185,7 +185,7 @@ fn recent<'a>(object: &mut Object<'_>, view: &PageView, refusals: impl IntoItera
     });
 }
 
-/// Writes what each layer explains, as a JSON list.
+/// Writes the explanation of each layer, as a JSON list.
 pub(super) fn explanations(view: &PageView) -> String {
     let mut json = String::from("[");
     for (at, layer) in view.explained.iter().flat_map(|(_, all)| all).flatten().enumerate() {
@@ -227,7 +227,7 @@ fn state(json: &mut String, state: &KeyState) {
     object.end();
 }
 
-/// Writes what an operator did, as a JSON object.
+/// Writes the actions of an operator, as a JSON object.
 pub(super) fn actions(actions: &[OperatorAction]) -> String {
     let mut json = String::new();
     let mut object = Object::begin(&mut json);
@@ -275,7 +275,7 @@ fn store_load(json: &mut String, load: &StoreLoad) {
     object.end();
 }
 
-/// Writes a key that is refused most, uses most, or holds most, with its count under this name.
+/// Writes a key from a list of top keys. `count` is the name of the field for the key's count.
 fn top_key(json: &mut String, key: &TopKey, count: &str) {
     let mut object = Object::begin(json);
     object.text("policy", key.policy());
@@ -286,7 +286,7 @@ fn top_key(json: &mut String, key: &TopKey, count: &str) {
     object.end();
 }
 
-/// Writes the sums of a span, and its buckets.
+/// Writes the sums of a span of time, and the buckets of the span.
 fn span(json: &mut String, buckets: &[RateBucket]) {
     let sums = Sums::of(buckets);
     let mut object = Object::begin(json);

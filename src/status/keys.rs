@@ -1,4 +1,5 @@
-//! The keys on the page: recent refusals, and those that are refused most, use most, or hold most.
+//! The keys on the page: the keys of recent refusals, and the keys that are refused most often, use
+//! the most units, or hold the most units.
 
 use std::fmt::{self, Write as _};
 
@@ -9,19 +10,19 @@ use crate::base::wait::Wait;
 use crate::outcome::OutcomeKind;
 use crate::stats::{RecentRefusal, TopKey};
 
-/// The maximum number of keys that are listed.
+/// The maximum number of keys in each list.
 const KEYS_MAX: usize = 20;
 
-/// The maximum number of keys in the list of those that use most of a policy.
+/// The maximum number of keys of each policy in the list of the keys that use the most units.
 const USED_EACH_MAX: usize = 5;
 
-/// The maximum number of refusals that are listed openly.
+/// The maximum number of refusals that are shown without unfolding the list.
 const REFUSALS_OPEN: usize = 10;
 
 /// The maximum number of refusals that are listed.
 const REFUSALS_MAX: usize = 200;
 
-/// Writes the name of a key, or its fingerprint: as a button that explains the key, if the key is kept.
+/// Writes the name of a key, or its fingerprint. If the key is stored, it is written as a button that explains the key.
 fn key_cell(html: &mut String, name: Option<&str>, fingerprint: &str, is_kept: bool) -> fmt::Result {
     let text = name.map_or_else(|| format!("key {fingerprint}"), str::to_owned);
     html.push_str("<tr><td class=\"name\">");
@@ -36,24 +37,25 @@ fn key_cell(html: &mut String, name: Option<&str>, fingerprint: &str, is_kept: b
 const EXPLAIN_KEY: &str =
     "<form class=\"keys\" method=\"post\"><input type=\"hidden\" name=\"action\" value=\"explain\">";
 
-/// Lists the keys that are refused most.
+/// Lists the keys that are refused most often.
 pub(super) fn most_limited(html: &mut String, view: &PageView) -> fmt::Result {
     top(html, "Refused most, of late", ("refusals", "about "), view.stats.most_limited().iter().take(KEYS_MAX))
 }
 
-/// Lists the keys that use most of each policy.
+/// Lists the keys that use the most units of each policy.
 pub(super) fn most_used(html: &mut String, view: &PageView) -> fmt::Result {
     let policies = view.rows.iter().filter_map(|row| row.stats.as_ref());
     let keys = policies.flat_map(|policy| policy.most_used().iter().take(USED_EACH_MAX));
     top(html, "Used most, of late, before settlements", ("units", "about "), keys.take(KEYS_MAX))
 }
 
-/// Lists the keys that hold most units of concurrency limits.
+/// Lists the keys that hold the most units of concurrency limits.
 pub(super) fn most_held(html: &mut String, view: &PageView) -> fmt::Result {
     top(html, "Hold most, now", ("places", ""), view.stats.most_held().iter().take(KEYS_MAX))
 }
 
-/// Lists keys with their counts. The two words name the counted things and stand before each number.
+/// Lists keys with their counts. The first of the two words names what is counted, and the second is written before
+/// each number.
 fn top<'a>(
     html: &mut String,
     title: &str,
@@ -82,7 +84,7 @@ fn top<'a>(
     Ok(())
 }
 
-/// Lists the refusals of the recent past.
+/// Lists the recent refusals.
 pub(super) fn recent(html: &mut String, view: &PageView) -> fmt::Result {
     if !view.stats.keeps_refusals() {
         return Ok(());
@@ -107,7 +109,7 @@ pub(super) fn recent(html: &mut String, view: &PageView) -> fmt::Result {
     Ok(())
 }
 
-/// Lists the refusals under the policies and keys of an explanation.
+/// Lists the recent refusals of the keys of an explanation, under the policies of the explanation.
 pub(super) fn recent_of_explained(html: &mut String, view: &PageView, layer: &ExplainedLayer) -> fmt::Result {
     if layer.recent.is_empty() {
         return Ok(());

@@ -1,12 +1,13 @@
 //! A page for operators that shows what layers do.
 //!
 //! * `page.rs` is the service.
-//! * `request.rs` reads what a browser or a program asks for.
+//! * `request.rs` reads the requests of browsers and programs.
 //! * `source.rs` is a layer, as the page sees it.
-//! * `target.rs` has the keys that are looked at. `operators.rs` knows who may act on them, and `action.rs` says what
-//!   was done. `settings.rs` has what operators set for all processes, and `processes.rs` what these report.
-//! * `view.rs` collects what is shown, with `sums.rs`. `html.rs` writes it for people, with `chart.rs`, `keys.rs`,
-//!   `states.rs` and `text.rs`, and `json.rs` for programs.
+//! * `target.rs` has the keys that an operator looks at. `operators.rs` decides who may act on them, and `action.rs`
+//!   describes an action. `settings.rs` has the settings that operators make for all processes, and `processes.rs` has
+//!   the reports of all processes.
+//! * `view.rs` collects the content of the page, with `sums.rs`. `html.rs` writes the page for people, with `chart.rs`,
+//!   `keys.rs`, `states.rs` and `text.rs`. `json.rs` writes the page for programs.
 
 mod action;
 mod chart;

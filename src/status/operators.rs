@@ -1,4 +1,4 @@
-//! The operators of the page, the actions that they were offered, and those that they did.
+//! The operators of the page, the actions that they may take, and the actions that they have taken.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
@@ -15,20 +15,20 @@ use crate::base::sync::{Mutex, contained, lock};
 use crate::base::time::Timestamp;
 use crate::stats::{Stats, cut};
 
-/// The time in which an offer can be taken.
+/// The time within which an operator can take an offer.
 pub(super) const OFFER_LASTS: Duration = Duration::from_secs(300);
 
-/// The maximum number of bytes that all offers hold together, and the maximum number of offers.
+/// The maximum number of bytes of all offers together. `OFFERS_MAX` is the maximum number of offers.
 const OFFERS_BYTES_MAX: usize = 1 << 20;
 const OFFERS_MAX: usize = 1_000;
 
 /// The maximum number of actions that the page lists.
 const DONE_MAX: usize = 100;
 
-/// The longest name of an operator in bytes.
+/// The maximum length of an operator's name, in bytes.
 const OPERATOR_MAX: usize = 128;
 
-/// Names the operator who sent a request, or says that it comes from none.
+/// Returns the name of the operator who sent a request, or `None` if no operator sent it.
 type Who = dyn Fn(&Head<'_>) -> Option<String> + Send + Sync;
 
 /// The application's audit log.
@@ -38,13 +38,13 @@ type Audit = dyn Fn(&OperatorAction) + Send + Sync;
 pub(super) struct Operators {
     who: Box<Who>,
     audit: Box<Audit>,
-    /// The secret of tokens in this process, unless all processes share one.
+    /// The secret for tokens in this process. It is used if the processes do not share a secret.
     secret: u128,
-    /// Makes tokens differ.
+    /// The source of the random numbers that make tokens differ.
     random: RandomState,
-    /// The latest one last.
+    /// The offers, the latest last.
     offers: Mutex<Offers>,
-    /// The latest one first.
+    /// The actions that were taken, the latest first.
     done: Mutex<VecDeque<OperatorAction>>,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Operators {
 struct Offers {
     made: u64,
     open: VecDeque<Offer>,
-    /// The tokens that were taken, and until when they would hold.
+    /// The tokens that were used, each with the time until which it would be valid.
     taken: VecDeque<(u128, Timestamp)>,
 }
 
@@ -64,7 +64,8 @@ struct Offer {
     target: LayerKeys,
 }
 
-/// A token: the second until which it holds, a random number, and a seal of both, the operator and the keys.
+/// A token. It has the second until which it is valid, a random number, and a seal over both, the operator and the
+/// keys.
 #[derive(Clone, Copy)]
 struct Token(u128);
 
@@ -78,14 +79,14 @@ impl Token {
         Timestamp::from_micros(((self.0 >> 96) as u64).saturating_mul(1_000_000))
     }
 
-    /// Returns whether the token was made for these, with this secret.
+    /// Returns whether the token was made for this operator and these keys, with this secret.
     fn is_of(self, secret: u128, operator: &str, target: &LayerKeys) -> bool {
         self.0 as u64 == seal(secret, (self.0 >> 64) as u64, operator, target)
     }
 }
 
-/// Returns a number that nobody can guess who does not know the secret. Programs of different releases of Rust may have
-/// different ones, and then a token holds in its own process only.
+/// Returns a number that nobody can guess without the secret. Programs that were compiled by different releases of Rust
+/// may compute different numbers. Then a token is valid only in its own process.
 fn seal(secret: u128, head: u64, operator: &str, target: &LayerKeys) -> u64 {
     let mut hasher = DefaultHasher::new();
     (secret, head, operator, &*target.title).hash(&mut hasher);
@@ -118,8 +119,8 @@ impl Operators {
         (!name.trim().is_empty()).then(|| name.into())
     }
 
-    /// Lets an operator act on these keys once. Returns the token for that action. `secret` is that of all processes,
-    /// if they have one.
+    /// Allows an operator to act on these keys once. Returns the token for that action. `secret` is the secret that all
+    /// processes share, if there is one.
     pub(super) fn offer(&self, secret: Option<u128>, operator: &str, target: LayerKeys, now: Timestamp) -> String {
         let mut offers = lock(&self.offers);
         offers.made = offers.made.wrapping_add(1);
@@ -134,16 +135,17 @@ impl Operators {
         format!("{token:032x}")
     }
 
-    /// Returns whether this process knows the keys of a token.
+    /// Returns whether this process has stored the keys of a token.
     pub(super) fn knows(&self, token: &str) -> bool {
         let token = u128::from_str_radix(token, 16).ok();
         lock(&self.offers).open.iter().any(|offer| Some(offer.token) == token)
     }
 
-    /// Takes the offer with this token, and [narrows](Target::narrow) it. An offer is taken once, and only by the
-    /// operator to whom it was made.
+    /// Takes the offer with this token, and narrows it to the keys of the action. An offer can be taken once, and only
+    /// by the operator to whom it was made.
     ///
-    /// If another process made it, or this one forgot its keys, it is for the `explained` keys that it was made for.
+    /// If another process made the token, or this process has forgotten its keys, the token is valid for those of the
+    /// `explained` keys for which it was made.
     pub(super) fn take(
         &self,
         secret: Option<u128>,
@@ -191,7 +193,7 @@ impl Operators {
         lock(&self.done).iter().cloned().collect()
     }
 
-    /// Begins an action. It is reported when it has ended, even if it is cut off.
+    /// Begins an action. The action is reported when it has ended, even if it is cut off.
     pub(super) fn begin<'a>(&'a self, stats: &'a Stats, operator: &str, done: Done) -> Underway<'a> {
         let error = "it was cut off, so it may be done or not: explain the request again".into();
         let action = OperatorAction { at: stats.now(), operator: operator.into(), done, error: Some(error) };

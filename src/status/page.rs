@@ -38,13 +38,15 @@ use crate::middleware::layer::RateLimitLayer;
 use crate::mode::ModeSwitch;
 use crate::stats::Stats;
 
-/// A service that shows what layers do: a page for people, and JSON for programs that accept it and no HTML.
+/// A service that shows what layers do. It answers with a page for people, and with JSON for programs that accept JSON
+/// and not HTML.
 ///
-/// It shows what a [`Stats`] has counted: for each policy the requests of the last five minutes and of the last hour,
-/// the shares that were near and over the limit, the places that are held, the keys that are refused most and that hold
-/// most, and the [last refusals](crate::observe::StatsBuilder::max_recent_refusals), if they are kept. With the
-/// [layers](Self::layer) it also shows quotas, modes and setup warnings, how full a limiter in memory is, and explains
-/// what would happen to a request.
+/// The page shows the counts of a [`Stats`]: for each policy the requests of the last five minutes and of the last
+/// hour, the shares of requests that were near and over the limit, the places that are held, the keys that are refused
+/// most and the keys that hold the most places, and the [last
+/// refusals](crate::observe::StatsBuilder::max_recent_refusals), if they are stored. With the [layers](Self::layer) it
+/// also shows quotas, modes and setup warnings, and how full a limiter in memory is. It then also explains what would
+/// happen to a request.
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -63,10 +65,10 @@ use crate::stats::Stats;
 /// # Ok(()) }
 /// ```
 ///
-/// **It is for operators.** Mount it where clients cannot reach it, because it says what the limits are. It has no
-/// login of its own. It changes nothing, unless the program says [who may act](Self::operators).
+/// **The page is for operators.** Mount it where clients cannot reach it, because it shows the limits. It has no login
+/// of its own. It is read-only unless the program says [who may act](Self::operators).
 ///
-/// `GET` and `HEAD` answer with the page. `POST` takes the fields of a form of at most 16 KiB:
+/// `GET` and `HEAD` requests get the page. A `POST` request sends the fields of a form of at most 16 KiB:
 ///
 /// | `action` | other fields | answer in JSON |
 /// |---|---|---|
@@ -80,34 +82,35 @@ use crate::stats::Stats;
 /// has
 ///
 /// * `layer`, its title,
-/// * `explanation`, as [`Explanation::to_json`](crate::observe::Explanation::to_json) writes it, or `null` if a key is
-///   explained,
-/// * `states`: what the keys have left now under each policy: `policy`, `quota`, `fingerprint`, `name`, `limit`,
-///   `used`, `remaining`, `reset_after_us`, `wait` and `wait_us`, of which an unlimited quota has `null` for `limit`
-///   and `remaining`; and `blocked`, which is `null` if the policy is not a block,
+/// * `explanation`, in the form of [`Explanation::to_json`](crate::observe::Explanation::to_json), or `null` if a key
+///   is explained,
+/// * `states`, the units that the keys have left now under each policy: `policy`, `quota`, `fingerprint`, `name`,
+///   `limit`, `used`, `remaining`, `reset_after_us`, `wait` and `wait_us`, of which an unlimited quota has `null` for
+///   `limit` and `remaining`; and `blocked`, which is `null` if the policy is not a block,
 /// * `failure`, the limiter's error, or `null`,
-/// * `token`, for [operators](Self::operators), or `null`, and `own`, the names of the [program's own](Self::action)
-///   actions that they may take,
-/// * `recent_refusals` under these keys, or `null` if none are kept.
+/// * `token`, a token for [operators](Self::operators) or `null`, and `own`, the names of the [program's
+///   own](Self::action) actions that operators may take,
+/// * `recent_refusals`, the recent refusals of these keys, or `null` if refusals are not stored.
 ///
-/// Settings of a [fleet](Self::fleet) are set and ended by `set`, `end` and `rollback`, as by
-/// [`Fleet::change`](crate::fleet::Fleet::change). In place of `setting` and `subject`, `entry` names an entry that the
-/// page lists.
+/// `set`, `end` and `rollback` make and end the settings of a [fleet](Self::fleet), like
+/// [`Fleet::change`](crate::fleet::Fleet::change). Instead of `setting` and `subject`, a form can send `entry`, the
+/// name of an entry that the page lists.
 ///
-/// Each of the `actions` is written as by [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The
-/// status is 503 if one of them failed. Other answers say what is wrong, to a browser on the page, and otherwise in
-/// plain text. The status is 400 for a form that cannot be read, 403 for a sender who may not act, 404 for a key that
-/// is not listed, and 409 for a token that was used or is too old.
+/// Each of the `actions` has the form of [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The
+/// status is 503 if an action failed. Other answers say what is wrong with the request. A browser gets this text on the
+/// page, and a program gets it as plain text. The status is 400 for a form that cannot be read, 403 for a sender who
+/// may not act, 404 for a key that is not listed, and 409 for a token that was used or is too old.
 ///
-/// * A described request has a peer address, headers, and the extensions that the operator
-///   [states](Self::extension). A rule that reads another extension is explained as for a request without it.
-/// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`). A site
-///   may point its own name at this server (DNS rebinding), and a browser then treats both as one site. So a browser
-///   acts only under an address, `localhost`, or a name that the program [lists](Self::hosts).
-/// * It has no scripts, answers with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys are
-///   shown as text.
+/// * A described request has a peer address, headers, and the extensions that the operator [states](Self::extension). A
+///   rule that reads another extension is explained as for a request without that extension.
+/// * A form that a browser sends for another site is refused (by `Sec-Fetch-Site`, or without it by comparing `Origin`
+///   with `Host`). Another site may point its own name at this server (DNS rebinding), and a browser then treats both
+///   as one site. So a browser can act only if it uses an IP address, `localhost`, or a name that the program
+///   [lists](Self::hosts).
+/// * The page has no scripts, is sent with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys
+///   are shown as text.
 /// * A page takes some microseconds for each policy, and some milliseconds for each million keys of a limiter in
-///   memory. A limiter with room for more than 100,000 keys is counted once a second at most.
+///   memory. The keys of a limiter with room for more than 100,000 keys are counted at most once per second.
 ///
 /// # What support asks
 ///
@@ -125,14 +128,14 @@ use crate::stats::Stats;
 /// | What would a raise do? | raise it, and explain again: *left now* under the other plan; or replay the log, see below | `limit` and `remaining` in `states` |
 /// | Has a colleague helped already? | *Done by operators* | `actions` in the JSON of the page |
 ///
-/// If each request [brings its quota](crate::Rule::quota_from), the page does not know it from a
-/// fingerprint: it says what the key has used, and the recent refusals say under which quota.
-/// Explain a request, and state the quota in its field, to see what is left and when the key can go
-/// on.
+/// If each request [brings its quota](crate::Rule::quota_from), the page cannot find the quota for
+/// a fingerprint. It shows the used units of the key, and the recent refusals show the quota. To
+/// see the remaining units and the wait, explain a request, and state the quota in the field that
+/// brings it.
 #[derive(Clone)]
 pub struct StatusPage(Arc<PageContent>);
 
-/// The content of the page, and its sources.
+/// The settings of the page, and the sources of its content.
 #[derive(Clone)]
 struct PageContent {
     stats: Stats,
@@ -140,7 +143,7 @@ struct PageContent {
     extensions: Vec<ExtensionField>,
     switches: Vec<(String, ModeSwitch)>,
     operators: Option<Arc<Operators>>,
-    /// The names under which browsers may reach the page.
+    /// The host names that browsers may use for the page.
     hosts: Vec<String>,
     own: Vec<OwnAction>,
     #[cfg(feature = "rules")]
@@ -151,7 +154,7 @@ struct PageContent {
     report: Arc<ReportSource>,
 }
 
-/// An action of the program's own.
+/// An action that the program added.
 #[derive(Clone)]
 struct OwnAction {
     name: String,
@@ -162,7 +165,7 @@ struct OwnAction {
 type ActionFn = dyn Fn(&Key) -> Result<(), String> + Send + Sync;
 
 impl StatusPage {
-    /// Makes a page of these statistics.
+    /// Makes a page that shows these statistics.
     #[must_use]
     pub fn new(stats: Stats) -> Self {
         Self(Arc::new(PageContent {
@@ -193,13 +196,13 @@ impl StatusPage {
         self
     }
 
-    /// Lets operators state an extension of the request that is to be explained. `read` makes it of the text that they
-    /// write, or returns `None` if the text stands for no such value. The form then has a field of this name, and
-    /// programs send it as `extension.NAME`. A field that is empty adds nothing.
+    /// Allows operators to state an extension of the request that is to be explained. `read` makes the extension from
+    /// the operator's text, or returns `None` if the text is not a valid value. The form then has a field with this
+    /// name, and programs send the field as `extension.NAME`. An empty field adds no extension.
     ///
-    /// So a rule with [`key::extension`](crate::key::extension) is explained as for a request that went through
-    /// authentication, and so are conditions, costs and plans that read the extension. Make what your authentication
-    /// would put there:
+    /// With it, a rule with [`key::extension`](crate::key::extension) is explained as for a request that went through
+    /// authentication. The same applies to conditions, costs and plans that read the extension. Make the value that
+    /// your authentication would add to a request:
     ///
     /// ```
     /// use tower_ratelimit::observe::{Stats, StatusPage};
@@ -220,8 +223,8 @@ impl StatusPage {
     /// // curl -H 'accept: application/json' -d action=explain -d uri=/posts …
     /// ```
     ///
-    /// It runs while the page is made, so it must not block. A second field of the same name replaces the first. An
-    /// extension that only a framework can make, such as axum's `MatchedPath`, cannot be stated.
+    /// `read` is called while the page is made, so it must not block. A second field with this name replaces the first
+    /// field. An extension that only a framework can make, such as axum's `MatchedPath`, cannot be stated.
     #[must_use]
     pub fn extension<T, F>(mut self, name: impl Into<String>, read: F) -> Self
     where
@@ -246,11 +249,12 @@ impl StatusPage {
     }
 
     /// Shows the operators' settings for [all processes](crate::fleet), who made them and why, which revision this
-    /// process has, and why the store does not answer. [Operators](Self::operators) can change them on the page, and
-    /// their tokens hold in all processes.
+    /// process has, and why the store does not answer. [Operators](Self::operators) can change the settings on the
+    /// page, and their tokens are valid in all processes.
     ///
-    /// With a store this process reports its counts every five seconds, and the page shows up to 64 processes by name,
-    /// and the sums over them. A report has at most 8 kB, and is gone 20 seconds after its process.
+    /// If the fleet has a store, this process reports its counts every five seconds. Then the page shows up to 64
+    /// processes by name, and sums over these processes. A report has at most 8 kB, and disappears 20 seconds after its
+    /// process has ended.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn fleet(mut self, fleet: &crate::fleet::Fleet) -> Self {
@@ -261,8 +265,8 @@ impl StatusPage {
         self
     }
 
-    /// Sets the name of this process among those of a [fleet](Self::fleet). Without it the name is that of the host, as
-    /// the variable `HOSTNAME` says, and the number of the process.
+    /// Sets the name of this process among the processes of a [fleet](Self::fleet). The default is the name of the host
+    /// from the variable `HOSTNAME`, with the process's id.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn process_name(self, name: impl Into<String>) -> Self {
@@ -270,16 +274,16 @@ impl StatusPage {
         self
     }
 
-    /// Shows a mode under a name. [Operators](Self::operators) can switch it on the page.
+    /// Shows a mode under a name. [Operators](Self::operators) can switch the mode on the page.
     #[must_use]
     pub fn switch(mut self, name: impl Into<String>, switch: &ModeSwitch) -> Self {
         Arc::make_mut(&mut self.0).switches.push((name.into(), switch.clone()));
         self
     }
 
-    /// Adds an action of the program's own, which [operators](Self::operators) can take on keys under the policy with
-    /// this name: for example to raise a customer's plan. Its name is the text of the button, and programs send
-    /// it as `action=own.NAME`.
+    /// Adds an action of the program, which [operators](Self::operators) can take on keys under the policy with the
+    /// name `policy`: for example to raise a customer's plan. `name` is the text of the button, and programs send it as
+    /// `action=own.NAME`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -305,8 +309,8 @@ impl StatusPage {
     /// # Ok(()) }
     /// ```
     ///
-    /// The program decides what the action does, so an operator cannot mistype a number. The action runs while the
-    /// page is made, so it must not block. If it panics, it is reported as cut off.
+    /// The program decides what the action does, so an operator cannot mistype a number. The action runs while the page
+    /// is made, so it must not block. An action that panics is reported as cut off.
     #[must_use]
     pub fn action<F, E>(mut self, policy: impl Into<String>, name: impl Into<String>, run: F) -> Self
     where
@@ -319,12 +323,12 @@ impl StatusPage {
         self
     }
 
-    /// Lets operators unblock and reset keys, [switch](Self::switch) modes, and change the settings of a
-    /// [fleet](Self::fleet). Without this the page changes nothing.
+    /// Allows operators to unblock and reset keys, to [switch](Self::switch) modes, and to change the settings of a
+    /// [fleet](Self::fleet). Without operators the page is read-only.
     ///
-    /// `who` returns the name of the operator who sent a request, or `None` if the sender may not act. It
-    /// reads what your login puts into the request: an extension, or a header that a proxy sets and clients cannot.
-    /// `audit` gets each action when it has ended: [who, what, which key, when, and the
+    /// `who` returns the name of the operator who sent a request, or `None` if the sender may not act. It reads the
+    /// data that your login adds to the request: an extension, or a header that a proxy sets and clients cannot set.
+    /// `audit` gets each action after the action has ended: [who, what, which key, when, and the
     /// result](crate::observe::OperatorAction). Write it to your log.
     ///
     /// ```
@@ -354,31 +358,33 @@ impl StatusPage {
     /// );
     /// ```
     ///
-    /// An operator first explains a request, or a key that the page lists, by its fingerprint. The answer shows what
-    /// each key has left now, and has a token for each layer. With the token the operator acts on these keys:
+    /// An operator first explains a request, or a key that the page lists with its fingerprint. The answer shows the
+    /// units that each key has left now, and has a token for each layer. With the token the operator acts on these
+    /// keys:
     ///
-    /// * *Unblock* opens blocks. The used units of their quotas stay used.
-    /// * *Reset* forgets what the keys have used, and opens blocks. Meters are kept, because they are billed.
+    /// * *Unblock* opens blocks. The used units of the rules' quotas stay used.
+    /// * *Reset* forgets the used units of the keys, and opens blocks. Meters are kept, because they are billed.
     ///
-    /// Both hold in this process at once. With Redis or another store, other processes remember denials, and may go on
-    /// refusing the keys for about a second.
+    /// Both take effect in this process at once. With Redis or another store, other processes remember denials, and may
+    /// still refuse the keys for about a second.
     ///
-    /// A token holds for one action within five minutes, for the operator who explained. So another site cannot make a
-    /// browser act, and a form that is sent twice acts once.
+    /// A token is valid for one action within five minutes, and only for the operator who explained. So another site
+    /// cannot make a browser act, and a form that is sent twice acts only once.
     ///
-    /// The page behind a load balancer may be that of another process. If the processes share a [fleet](Self::fleet), a
-    /// token holds in each of them, once in each, together with the fields that describe the request: the page sends
-    /// them, and the other process explains the request again. A key that one process lists by its fingerprint is known
-    /// to that process only.
+    /// Behind a load balancer, the next request may reach the page of another process. If the processes share a
+    /// [fleet](Self::fleet), a token is valid once in each process, together with the fields that describe the request.
+    /// The page sends these fields, and the other process explains the request again. A key that one process lists with
+    /// its fingerprint is known only to that process.
     ///
-    /// * From now on the statistics keep the keys that the page lists, each of at most 512 bytes, so that a fingerprint
-    ///   is enough to act. The page does not show them. They take some 100 bytes each: for the keys that are refused
-    ///   most, for the recent refusals, and for the keys that use most of each policy.
-    /// * Tokens hold at most 1 MiB of keys together; the oldest are forgotten. The page lists the last 100 actions.
-    /// * `who` and `audit` run while the page is made, so they must not block. A panic of `audit` is caught, and the
-    ///   operator still gets the answer.
-    /// * If an action is cut off because the operator's browser disconnected, it is reported as one that may or may
-    ///   not be done.
+    /// * From now on the statistics store the keys that the page lists, if they have at most 512 bytes, so that a
+    ///   fingerprint is enough to act. The page does not show the stored keys. A stored key needs about 100 bytes. The
+    ///   most refused keys, the keys of recent refusals, and the keys that use the most units of each policy are
+    ///   stored.
+    /// * All tokens together hold at most 1 MiB of keys. The oldest tokens are forgotten. The page lists the last 100
+    ///   actions.
+    /// * `who` and `audit` are called while the page is made, so they must not block. A panic of `audit` is caught, and
+    ///   the operator still gets the answer.
+    /// * An action that is cut off because the operator's browser disconnected is reported as possibly done.
     #[must_use]
     pub fn operators<W, A>(mut self, who: W, audit: A) -> Self
     where
@@ -393,13 +399,14 @@ impl StatusPage {
 }
 
 impl StatusPage {
-    /// Lists the names under which browsers reach the page, such as `limits.example.com`, without a port. Then requests
-    /// to other names are refused with 421, whoever sends them.
+    /// Lists the host names that browsers use for the page, such as `limits.example.com`, without a port. Then requests
+    /// to other names are refused with the status 421, from browsers and from programs.
     ///
-    /// By default the page is shown under every name, but a browser acts only under an address or `localhost`. Another
-    /// site can point its own name at this server. Its scripts then reach the page through the operator's browser, from
-    /// within the operator's network. Nobody can point an address or `localhost` elsewhere, so they are always allowed.
-    /// Programs such as `curl`, which send no `Origin`, act under every name that a list does not exclude.
+    /// By default the page is shown under every name, but a browser can act only if it uses an IP address or
+    /// `localhost`. The reason is that another site can point its own name at this server. Scripts of that site then
+    /// reach the page through the operator's browser, from within the operator's network. Nobody can point an address
+    /// or `localhost` to another server, so both are always allowed. Programs such as `curl`, which send no `Origin`,
+    /// can act under every name that the list does not exclude.
     ///
     /// A proxy that replaces `Host` has to check the name.
     #[must_use]
@@ -414,12 +421,12 @@ impl StatusPage {
 }
 
 impl PageContent {
-    /// Returns the policies that an own action of this name is for.
+    /// Returns the names of the policies for which the program added an action with this name.
     fn own_policies(&self, name: &str) -> Vec<&str> {
         self.own.iter().filter(|own| own.name == name).map(|own| own.policy.as_str()).collect()
     }
 
-    /// Returns an error if the program has no own action of this name.
+    /// Returns an error if the program added no action with this name.
     fn check_own(&self, name: &str) -> Result<(), Wrong> {
         if !self.own_policies(name).is_empty() {
             return Ok(());
@@ -463,7 +470,7 @@ impl PageContent {
         view
     }
 
-    /// Returns the operators, and the one who sent a request.
+    /// Returns the operators of the page, and the name of the operator who sent a request.
     fn acting(&self, parts: &Parts) -> Result<(&Operators, Box<str>), Wrong> {
         let Some(operators) = self.operators.as_deref() else {
             let message = "this page changes nothing: its program has not set `StatusPage::operators`";
@@ -612,7 +619,7 @@ impl PageContent {
         }
     }
 
-    /// Explains a request by all layers.
+    /// Returns what each layer would do with a request.
     async fn explain(&self, request: &Parts) -> Vec<(LayerKeys, Explanation)> {
         let mut explained = Vec::with_capacity(self.sources.len());
         for (title, source) in &self.sources {
@@ -622,7 +629,7 @@ impl PageContent {
         explained
     }
 
-    /// Finds a listed key, and the rules of each layer that it is listed for.
+    /// Finds a listed key. Also returns, for each layer, the key with the policies of the rules for which it is listed.
     fn find_key(&self, fingerprint: &str) -> Result<(ListedKey, Vec<LayerKeys>), Wrong> {
         let listed = ListedKey::find(&self.stats.snapshot(), fingerprint)?;
         let targets = self.sources.iter();
@@ -631,7 +638,8 @@ impl PageContent {
         Ok((listed, targets))
     }
 
-    /// Returns the keys that another process explained, as this one finds them.
+    /// Returns the keys that a form describes, because another process explained them. This process explains the
+    /// request again.
     async fn explain_again(&self, form: &ExplainForm) -> Result<Vec<LayerKeys>, Wrong> {
         if let Some(fingerprint) = &form.fingerprint {
             return Ok(self.find_key(fingerprint).map_or_else(|_| Vec::new(), |(_, targets)| targets));
@@ -640,7 +648,7 @@ impl PageContent {
         Ok(self.explain(&request).await.into_iter().map(|(target, _)| target).collect())
     }
 
-    /// Returns the secret of the tokens of all processes, if it is known.
+    /// Returns the secret for tokens that all processes share, if it is known.
     fn shared_secret(&self) -> Option<u128> {
         #[cfg(feature = "tokio")]
         return self.fleet.as_ref().and_then(crate::fleet::Fleet::secret);
@@ -648,7 +656,7 @@ impl PageContent {
         None
     }
 
-    /// Answers with the explanation, and with tokens if an operator asks.
+    /// Answers with the explanation, and also with tokens if an operator sent the request.
     async fn explained(
         &self,
         parts: &Parts,
@@ -683,7 +691,7 @@ impl PageContent {
         self.page(parts, StatusCode::OK, is_json, &view)
     }
 
-    /// Answers with the result of actions: with this status if one of them failed.
+    /// Answers with the result of actions. The status is `if_failed` if an action failed.
     async fn answer_actions(
         &self,
         parts: &Parts,

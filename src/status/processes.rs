@@ -1,4 +1,4 @@
-//! All processes of a fleet: what each reports of itself, and the sums over them.
+//! All processes of a fleet: the report of each process, and the sums over all reports.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -16,17 +16,17 @@ use crate::outcome::OutcomeKind;
 use crate::rules::Rules;
 use crate::stats::Stats;
 
-/// The words that begin the lines of a report.
+/// The words with which the lines of a report begin.
 const PROCESS: &str = "process";
 const POLICY: &str = "policy";
 
-/// The longest name of a process in bytes.
+/// The maximum length of a process's name, in bytes.
 const NAME_MAX: usize = 100;
 
 /// The maximum number of policies that the page shows.
 const ROWS_MAX: usize = 50;
 
-/// The parts of a page that its process reports about.
+/// The parts of a page that the report of its process needs.
 #[derive(Default)]
 pub(super) struct ReportSource {
     pub(super) name: OnceLock<String>,
@@ -34,24 +34,24 @@ pub(super) struct ReportSource {
     pub(super) rules: OnceLock<Rules>,
 }
 
-/// What a process reports.
+/// The report of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProcessReport {
     name: Arc<str>,
-    /// When it reported, by the calendar.
+    /// The time of the calendar at which the process reported.
     at: Timestamp,
     requests: u64,
     refused: u64,
     /// The hash of the rules in force, or 0 if there is no file of rules.
     rules: u64,
-    /// The revision of the operators' settings, and their hash.
+    /// The revision of the operators' settings, and in `settings` the hash of these settings.
     revision: u64,
     settings: u64,
     policies: Vec<PolicyReport>,
     is_own: bool,
 }
 
-/// The requests of a policy in the last five minutes, and in the last hour.
+/// The numbers of requests of a policy in the last five minutes and in the last hour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PolicyReport {
     name: Arc<str>,
@@ -80,7 +80,7 @@ impl ReportSource {
         0
     }
 
-    /// Writes what this process reports. Policies with the most requests come first, as many as fit.
+    /// Writes the report of this process. Policies with the most requests in the last hour come first, as many as fit.
     pub(super) fn report(&self, stats: &Stats, revision: u64, settings: u64) -> String {
         let snapshot = stats.snapshot();
         let count = |is_counted: fn(&OutcomeKind) -> bool| {
@@ -120,7 +120,7 @@ impl ReportSource {
 }
 
 impl ProcessReport {
-    /// Reads a report. Lines of other versions are left out.
+    /// Reads a report. Lines that this version does not know are skipped.
     fn read(text: &str, is_own: bool) -> Option<Self> {
         let mut lines = text.lines().filter_map(|line| line.split_once(' '));
         let (_, first) = lines.next().filter(|(kind, _)| *kind == PROCESS)?;
@@ -147,7 +147,8 @@ fn read_numbers<const COUNT: usize>(words: [&str; COUNT]) -> Option<[u64; COUNT]
 }
 
 impl ProcessesView {
-    /// Asks for the reports of all processes. Returns `None` if the store does not answer, or no other process reports.
+    /// Asks the store for the reports of all processes. Returns `None` if the store does not answer, or if no other
+    /// process reports.
     pub(super) async fn of(fleet: &Fleet) -> Option<Self> {
         if fleet.in_force().error.is_some() {
             return None; // the page does not wait for a store that is away
@@ -159,7 +160,8 @@ impl ProcessesView {
         (processes.iter().any(|process| !process.is_own)).then(|| Self { processes, now: CalendarClock.now() })
     }
 
-    /// Returns the sums of each policy, those with the most requests over the limit first.
+    /// Returns the sums of each policy. Policies with the most requests over their limits come
+    /// first.
     fn policies(&self) -> Vec<(&str, [Sums; 2])> {
         let mut sums: BTreeMap<&str, [Sums; 2]> = BTreeMap::new();
         for policy in self.processes.iter().flat_map(|process| &process.policies) {
@@ -175,7 +177,7 @@ impl ProcessesView {
         self.processes.iter().fold(0, |sum, process| sum.saturating_add(of(process)))
     }
 
-    /// Writes the processes and the sums over them.
+    /// Writes the processes and the sums over them as HTML.
     pub(super) fn write_html(&self, html: &mut String) -> fmt::Result {
         write!(
             html,
@@ -231,7 +233,7 @@ impl ProcessesView {
         }
     }
 
-    /// Writes the processes and the sums as an object.
+    /// Writes the processes and the sums over them as a JSON object.
     pub(super) fn write_json(&self, json: &mut String) {
         let mut object = Object::begin(json);
         object.plain("requests", self.sum(|process| process.requests));

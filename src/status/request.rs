@@ -1,4 +1,4 @@
-//! Reading the requests of browsers and programs.
+//! Reads the requests of browsers and programs.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -22,10 +22,10 @@ pub(super) const FORM_MAX: usize = 16_384;
 /// The maximum number of headers of a described request.
 const HEADERS_MAX: usize = 64;
 
-/// The beginning of the names of fields that describe an extension.
+/// The prefix of the names of fields that describe an extension.
 pub(super) const EXTENSION: &str = "extension.";
 
-/// Puts the extension that a text stands for into a request. Returns `false` if it stands for none.
+/// Adds the extension that a text describes to a request. Returns `false` if the text describes no extension.
 type InsertExtension = Arc<dyn Fn(&str, &mut Extensions) -> bool + Send + Sync>;
 
 /// A field of the form that describes an extension of a request.
@@ -35,15 +35,15 @@ pub(super) struct ExtensionField {
     insert: InsertExtension,
 }
 
-/// An error, as a status and a text.
+/// An error: the status of the answer, and its text.
 pub(super) type Wrong = (StatusCode, Cow<'static, str>);
 
-/// Returns whether the answer is JSON, because the client accepts it and not HTML.
+/// Returns whether the answer should be JSON, because the client accepts JSON and not HTML.
 pub(super) fn wants_json(headers: &HeaderMap) -> bool {
     accepts(headers, "application/json") && !wants_page(headers)
 }
 
-/// Returns whether the client names HTML, as browsers do.
+/// Returns whether the client accepts HTML by its name, as browsers do.
 pub(super) fn wants_page(headers: &HeaderMap) -> bool {
     accepts(headers, "text/html")
 }
@@ -54,9 +54,8 @@ fn accepts(headers: &HeaderMap, kind: &str) -> bool {
     ranges.any(|range| range.split(';').next().is_some_and(|range| range.trim().eq_ignore_ascii_case(kind)))
 }
 
-/// Refuses a form that another site made a browser send. A browser says where a request comes from by
-/// `Sec-Fetch-Site`, and an older browser by `Origin`. A program that sends neither acts for itself
-/// only.
+/// Refuses a form that another site made a browser send. A browser states the origin of a request in `Sec-Fetch-Site`,
+/// and an older browser in `Origin`. A program that sends neither header acts only for itself.
 pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
     let text = |name: HeaderName| parts.headers.get(name).map(|value| value.to_str().unwrap_or(""));
     let is_own = match (text(HeaderName::from_static("sec-fetch-site")), text(ORIGIN)) {
@@ -72,10 +71,10 @@ pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
 }
 
 /// Refuses an action that a browser sends to a name which the program does not list. Another site may point its own
-/// name at this server, and the browser then treats both as one site. Nobody can point an address or `localhost`
-/// elsewhere.
+/// name at this server, and the browser then treats both as one site. Nobody can point an IP address or `localhost` to
+/// another server.
 ///
-/// A program that is not a browser sends neither `Sec-Fetch-Site` nor `Origin`, and acts for itself only.
+/// A program that is not a browser sends neither `Sec-Fetch-Site` nor `Origin`, and acts only for itself.
 pub(super) fn refuse_other_names(parts: &Parts, hosts: &[String]) -> Result<(), Wrong> {
     let is_browser =
         [HeaderName::from_static("sec-fetch-site"), ORIGIN].iter().any(|name| parts.headers.contains_key(name));
@@ -92,7 +91,7 @@ pub(super) fn refuse_other_names(parts: &Parts, hosts: &[String]) -> Result<(), 
     }
 }
 
-/// Refuses a request to a name that is not listed, if the program lists any.
+/// Refuses a request to a host name that is not listed, if the program lists names.
 pub(super) fn refuse_unlisted_names(parts: &Parts, hosts: &[String]) -> Result<(), Wrong> {
     let is_refused = |name: &str| !hosts.is_empty() && !is_known(name, hosts);
     if host_name(parts).is_some_and(is_refused) {
@@ -107,7 +106,8 @@ fn is_known(name: &str, hosts: &[String]) -> bool {
     bare.parse::<IpAddr>().is_ok() || is_local(name) || hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
 }
 
-/// Returns the name that a request was sent to, without a port and a trailing dot. Returns `None` if it says none.
+/// Returns the host name that a request was sent to, without a port and a trailing dot. Returns `None` if the request
+/// has no host name.
 fn host_name(parts: &Parts) -> Option<&str> {
     let host = parts.uri.authority().map(|authority| authority.as_str());
     // A host that is not text becomes `?`, which no list of hosts has.
@@ -130,7 +130,8 @@ pub(super) enum FormAction {
     Unclear(ExplainForm, String),
     /// Sets the mode of the switch with this name.
     Switch(String, Mode),
-    /// Acts on the keys that were explained with this token, under the policies with these names, or all.
+    /// Acts on the keys that were explained with this token, under the policies with these names, or under all policies
+    /// if there are no names.
     Act {
         act: Act,
         token: String,
@@ -143,20 +144,20 @@ pub(super) enum FormAction {
     Setting(SettingForm),
 }
 
-/// The fields of the form that sets or ends something for all processes, as they were sent.
+/// The fields of the form that makes or ends a setting for all processes, as they were sent.
 #[cfg(feature = "tokio")]
 #[derive(Debug)]
 pub(super) struct SettingForm {
     pub(super) action: ActionKind,
-    /// The kind and the name, with a space between them.
+    /// The kind and the name of the setting, separated by a space.
     pub(super) setting: String,
     pub(super) subject: String,
-    /// An entry that the page lists, in place of the setting and its subject.
+    /// The name of an entry that the page lists, if it is sent instead of the setting and its subject.
     pub(super) entry: String,
     pub(super) value: String,
     pub(super) lasting: String,
     pub(super) why: String,
-    /// The revision that the operator saw.
+    /// The revision of the settings that the operator saw.
     pub(super) seen: String,
 }
 
@@ -172,7 +173,7 @@ pub(super) struct Described {
 pub(super) struct ExplainForm {
     /// The fingerprint of the key, if a listed key is explained instead of a request.
     pub(super) fingerprint: Option<String>,
-    /// The name of this key, if it has one.
+    /// The name of the key with this fingerprint, if it has a name.
     pub(super) name: Option<Box<str>>,
     pub(super) method: String,
     pub(super) uri: String,
@@ -197,7 +198,7 @@ impl ExtensionField {
 }
 
 impl FormAction {
-    /// Reads a form. `known` are the extensions that it may describe.
+    /// Reads a form. `known` are the extensions that the form may describe.
     pub(super) fn read(parts: &Parts, body: &[u8], known: &[ExtensionField]) -> Result<Self, Wrong> {
         let kind = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
         if kind
@@ -267,7 +268,7 @@ impl FormAction {
 }
 
 impl ExplainForm {
-    /// Takes the fields of a form.
+    /// Makes the form from its fields.
     fn of(fields: &[(String, String)]) -> Self {
         let field = |name: &str| {
             let found = fields.iter().find(|(own, _)| own == name);
@@ -299,22 +300,22 @@ impl ExplainForm {
         texts.filter(|(_, text)| !text.is_empty()).chain(extensions)
     }
 
-    /// Returns whether nothing is described.
+    /// Returns whether the form describes neither a request nor a key.
     fn is_empty(&self) -> bool {
         self.fields().next().is_none()
     }
 
-    /// Returns the method as it was sent, or the usual one.
+    /// Returns the method as it was sent, or `GET` if it is empty.
     pub(super) fn method(&self) -> &str {
         if self.method.is_empty() { "GET" } else { &self.method }
     }
 
-    /// Returns the URI as it was sent, or the usual one.
+    /// Returns the URI as it was sent, or `/` if it is empty.
     pub(super) fn uri(&self) -> &str {
         if self.uri.is_empty() { "/" } else { &self.uri }
     }
 
-    /// Returns the request that the form describes, or what is wrong with it.
+    /// Returns the request that the form describes, or a text that says what is wrong with the form.
     pub(super) fn request(&self, known: &[ExtensionField]) -> Result<Parts, String> {
         let method = self.method().trim();
         let method =
@@ -364,7 +365,7 @@ impl ExplainForm {
     }
 }
 
-/// Returns the fields that describe extensions, without those that are empty.
+/// Returns the names and texts of the fields that describe extensions, except empty fields.
 fn extensions(fields: &[(String, String)]) -> Vec<(String, String)> {
     let of = |(name, text): &(String, String)| Some((name.strip_prefix(EXTENSION)?.to_owned(), text.trim().to_owned()));
     fields.iter().filter_map(of).filter(|(_, text)| !text.is_empty()).collect()
@@ -375,7 +376,8 @@ pub(super) fn wrong(message: &str) -> Wrong {
     (StatusCode::BAD_REQUEST, printable(message).into())
 }
 
-/// Returns the text of an error. It repeats the form, so characters that could move a terminal's cursor are replaced.
+/// Returns the text of an error. The text may repeat parts of the form, so control characters are replaced, because
+/// they could move a terminal's cursor.
 pub(super) fn printable(message: &str) -> String {
     message.replace(char::is_control, "\u{fffd}")
 }

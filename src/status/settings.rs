@@ -1,4 +1,4 @@
-//! The settings of operators for all processes: what the page shows of them, and the forms that change them.
+//! The settings of operators for all processes, as the page shows them, and the forms that change them.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};
@@ -20,7 +20,7 @@ use crate::stats::{Stats, cut};
 /// The maximum number of entries that the page shows.
 const ROWS_MAX: usize = 200;
 
-/// The maximum number of bytes that are shown of a text of rules. Other values are short.
+/// The maximum number of bytes of a text of rules that the page shows. Other values are short.
 const RULES_MAX: usize = 100;
 
 /// The maximum number of settings that the form offers.
@@ -35,18 +35,19 @@ pub(super) struct FleetView {
     pub(super) entries: Vec<FleetRow>,
     /// The last actions of all processes, the latest first.
     pub(super) actions: Vec<FleetRow>,
-    /// What operators can set here.
+    /// The settings that operators can make here.
     settable: BTreeSet<(FleetKind, Box<str>)>,
 }
 
-/// An entry or an action. A key is shown as elsewhere on the page, because it may be a secret.
+/// An entry or an action. A key is shown by its fingerprint and name, as elsewhere on the page,
+/// because it may be a secret.
 pub(super) struct FleetRow {
     /// The name of the entry in forms.
     pub(super) entry: String,
     pub(super) kind: FleetKind,
     pub(super) name: String,
     pub(super) subject: String,
-    /// `None` if the entry was ended.
+    /// The value, or `None` if the entry was ended.
     pub(super) value: Option<String>,
     pub(super) until: Option<Timestamp>,
     pub(super) at: Timestamp,
@@ -97,14 +98,16 @@ fn shown_subject(target: &FleetTarget, stats: &Stats) -> String {
     name.map_or(fingerprint.clone(), |name| format!("{fingerprint} ({name})"))
 }
 
-/// Returns the name of an entry in forms. It says nothing about a key, and is the same in all processes.
+/// Returns the name of an entry in forms. The name reveals nothing about a key, and is the same in all processes that
+/// share the secret.
 fn entry_id(secret: Option<u128>, target: &FleetTarget) -> String {
     let mut hasher = DefaultHasher::new();
     (secret, target).hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
-/// Changes a setting as a form says. Returns what was done, and the status if it failed.
+/// Changes a setting as a form describes. Returns the action, and the status for the answer if the
+/// action failed.
 pub(super) async fn act(
     fleet: &Fleet,
     operators: &Operators,
@@ -145,7 +148,7 @@ pub(super) async fn act(
     Ok((underway.end(done.map(drop).map_err(|error| WithSources(&error).to_string())), failed))
 }
 
-/// Returns the change that a form asks for.
+/// Returns the change that a form describes.
 fn change(fleet: &Fleet, form: &SettingForm) -> Result<FleetChange, Wrong> {
     let value = (form.action == ActionKind::Set).then(|| form.value.trim());
     let entry = form.entry.trim();
@@ -215,7 +218,7 @@ fn entries(html: &mut String, fleet: &FleetView, is_operator: bool) -> fmt::Resu
     }
 }
 
-/// Writes the form that changes an entry, folded.
+/// Writes the folded form that changes an entry.
 fn change_of(html: &mut String, revision: u64, row: &FleetRow) -> fmt::Result {
     html.push_str("<td>");
     if row.kind != FleetKind::FormerRules {
@@ -242,7 +245,7 @@ fn change_of(html: &mut String, revision: u64, row: &FleetRow) -> fmt::Result {
     Ok(())
 }
 
-/// Writes the form that sets something.
+/// Writes the form that makes a setting.
 fn set(html: &mut String, fleet: &FleetView, form: Option<&SettingForm>) -> fmt::Result {
     let sent = |field: fn(&SettingForm) -> &str| form.filter(|form| form.entry.is_empty()).map_or("", field);
     write!(
@@ -272,7 +275,7 @@ fn set(html: &mut String, fleet: &FleetView, form: Option<&SettingForm>) -> fmt:
     )
 }
 
-/// Writes what operators did in any process, folded.
+/// Writes the folded list of the operators' actions in all processes.
 fn actions(html: &mut String, fleet: &FleetView) -> fmt::Result {
     if fleet.actions.is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! A layer as the page sees it, with any limiter.
+//! A layer with any limiter, as the page sees it.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use crate::setup_warning::SetupWarning;
 
 /// A layer whose limiter's type is erased.
 pub(super) trait ErasedLayer: Send + Sync {
-    /// The policies of each rule, with those that go with them, and the rule's mode.
+    /// Returns for each rule its policies, including the linked policy, and its mode.
     fn rules(&self) -> Vec<(Vec<Policy>, Mode)>;
     fn warning(&self) -> Option<SetupWarning>;
-    /// Returns how full the limiter is. The figure of a large limiter is up to a second old.
+    /// Returns how full the limiter is. The number for a large limiter is up to one second old.
     fn occupancy(&self, now: Timestamp) -> Option<Occupancy>;
     fn explain<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Explanation>;
-    /// Asks the limiter what it would answer to a charge of this cost. Its error is a text, with its causes.
+    /// Asks the limiter how it would decide a charge of this cost. The error is a text that includes its causes.
     fn peek<'a>(&'a self, policy: &'a Policy, key: &'a Key, cost: u64)
     -> BoxFuture<'a, Result<ChargeDecision, String>>;
     /// Forgets the state of a key under a policy.
@@ -37,10 +37,11 @@ pub(super) struct LayerSource<L, O> {
     counted: Mutex<Option<(Timestamp, Occupancy)>>,
 }
 
-/// A limiter with room for at most this number of keys is counted each time. One with more takes milliseconds.
+/// The maximum capacity of a limiter whose keys are counted for each page. Counting a larger limiter takes
+/// milliseconds.
 const SMALL: usize = 100_000;
 
-/// The time for which the count of a large limiter is shown.
+/// The time for which the last count of a large limiter is shown.
 const COUNT_LASTS: Duration = Duration::from_secs(1);
 
 impl<L: Limiter, O> LayerSource<L, O> {

@@ -1,4 +1,5 @@
-//! The units that keys have left, the actions of operators on them, and the actions that were done.
+//! The units that keys have left, the actions that operators can take on these keys, and the
+//! actions that they have taken.
 
 use std::collections::HashSet;
 use std::fmt::{self, Write as _};
@@ -12,14 +13,16 @@ use super::view::{ExplainedLayer, PageView};
 use crate::base::time::Utc;
 use crate::base::wait::Wait;
 
-/// The maximum number of actions that are listed openly, and the maximum of all that are listed.
+/// The maximum number of actions that are listed openly. `DONE_SHOWN` is the maximum number of all
+/// listed actions.
 const DONE_OPEN: usize = 3;
 const DONE_SHOWN: usize = 20;
 
-/// If there are at most this many layers, all are explained openly, even those that let the request pass.
+/// The maximum number of layers up to which all layers are explained openly, even layers that let the request pass.
 const LAYERS_OPEN: usize = 4;
 
-/// Writes what each layer explains. Layers that refuse come first.
+/// Writes the explanation of each layer. If there are more than `LAYERS_OPEN` layers, those that
+/// refuse come first.
 pub(super) fn explained(
     html: &mut String,
     view: &PageView,
@@ -51,7 +54,7 @@ fn layer(html: &mut String, view: &PageView, form: &ExplainForm, layer: &Explain
     recent_of_explained(html, view, layer)
 }
 
-/// Lists the remaining units of the keys of a layer. An operator can act on them.
+/// Lists the remaining units of the keys of a layer. An operator can act on the keys.
 fn states(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt::Result {
     if let Some(failure) = &layer.states.failure {
         write!(
@@ -147,7 +150,7 @@ fn row(html: &mut String, state: &KeyState, is_chosen: bool) -> fmt::Result {
     write!(html, "</td><td data-of=\"lets a request pass\">{wait}</td></tr>")
 }
 
-/// Lists what operators did of late.
+/// Lists the last actions of operators.
 pub(super) fn done(html: &mut String, view: &PageView) -> fmt::Result {
     let Some(actions) = view.done.as_ref().filter(|actions| !actions.is_empty()) else { return Ok(()) };
     html.push_str("<h2>Done by operators</h2>");

@@ -2,7 +2,7 @@
 
 use crate::stats::RateBucket;
 
-/// The requests of a policy in a span of time.
+/// The numbers of requests of a policy in a span of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sums {
     pub(super) allowed: u64,
@@ -40,7 +40,8 @@ impl Sums {
         }
     }
 
-    /// Returns tenths of a percent, rounded to the nearest; `None` if there was no request.
+    /// Returns the share of `part` in all requests in tenths of a percent, rounded to the nearest.
+    /// Returns `None` if there were no requests.
     pub(super) fn per_mille(self, part: u64) -> Option<u64> {
         let all = u128::from(self.all());
         let rounded = (u128::from(part) * 2_000 + all).checked_div(2 * all)?;

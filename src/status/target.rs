@@ -15,10 +15,10 @@ use crate::policy::Policy;
 use crate::quota::Algorithm;
 use crate::stats::{Stats, StatsSnapshot};
 
-/// The maximum number of policies and keys of one layer that are looked at together.
+/// The maximum number of pairs of a policy and a key that are looked at together in one layer.
 const HELD_MAX: usize = 100;
 
-/// Keys of one layer, with the policies that hold their states.
+/// The keys of one layer, with the policies that hold their states.
 #[derive(Clone)]
 pub(super) struct LayerKeys {
     pub(super) title: Arc<str>,
@@ -26,7 +26,7 @@ pub(super) struct LayerKeys {
     pub(super) held: Vec<Held>,
 }
 
-/// A key and a policy that holds a state of it.
+/// A key, and a policy that holds a state of this key.
 #[derive(Clone)]
 pub(super) struct Held {
     pub(super) policy: Policy,
@@ -35,7 +35,7 @@ pub(super) struct Held {
     pub(super) shown: ShownKey,
 }
 
-/// The part of a key that the page shows.
+/// The data about a key that the page shows.
 #[derive(Clone)]
 pub(super) struct ShownKey {
     pub(super) fingerprint: String,
@@ -45,14 +45,14 @@ pub(super) struct ShownKey {
 /// A key that the page lists.
 pub(super) struct ListedKey {
     key: Arc<Key>,
-    /// The policies that it is listed for, by name.
+    /// The names of the policies for which the key is listed.
     policies: HashSet<String>,
 }
 
 /// The states of keys now.
 pub(super) struct KeyStates {
     pub(super) states: Vec<KeyState>,
-    /// The limiter's error, if it did not answer. The states after that are missing.
+    /// The limiter's error, if the limiter failed. The states after the error are missing.
     pub(super) failure: Option<String>,
 }
 
@@ -133,7 +133,7 @@ impl LayerKeys {
         target
     }
 
-    /// Collects the rules of a layer that a listed key is listed for.
+    /// Collects the policies of the rules for which a key is listed.
     pub(super) fn of_key(title: &str, source: &Arc<dyn ErasedLayer>, listed: &ListedKey, stats: &Stats) -> Self {
         let mut target = Self::new(title, source);
         for (policies, _) in source.rules() {
@@ -154,19 +154,20 @@ impl LayerKeys {
         }
     }
 
-    /// Returns about how many bytes it takes.
+    /// Returns about how many bytes of memory the keys need.
     pub(super) fn bytes(&self) -> usize {
         let bytes = |held: &Held| size_of::<Held>() + held.key.as_bytes().len() + 200; // the texts
         self.held.iter().map(bytes).sum()
     }
 
-    /// Returns whether operators may act on anything here.
+    /// Returns whether there is no key on which operators may act.
     pub(super) fn is_empty(&self) -> bool {
         !self.held.iter().any(|held| can_reset(&held.policy))
     }
 
-    /// Keeps what an action changes under the policies with these names, or under all policies if there are no names.
-    /// `own` has the policies of an own action. If it returns an error, it has changed nothing.
+    /// Removes all keys and policies except those that an action changes: under the policies with these names, or under
+    /// all policies if there are no names. `own` has the policies of an own action. If an error is returned, nothing
+    /// was removed.
     pub(super) fn narrow(&mut self, act: &Act, own: &[&str], names: &[String]) -> Result<(), Wrong> {
         for name in names {
             if !self.held.iter().any(|held| held.policy.name() == name && can_reset(&held.policy)) {
@@ -209,7 +210,7 @@ impl LayerKeys {
         names
     }
 
-    /// Asks the layer's limiter for all states.
+    /// Asks the layer's limiter for the states of all keys.
     pub(super) async fn look(&self) -> KeyStates {
         let mut states = Vec::with_capacity(self.held.len());
         for Held { policy, key, shown, .. } in &self.held {
@@ -222,7 +223,8 @@ impl LayerKeys {
     }
 }
 
-/// Returns what is left of a policy, and the wait of a request that costs 1 if nothing is left.
+/// Returns the remaining units of a key under a policy. If no units remain, also returns the wait of a request that
+/// costs 1.
 async fn look_at(source: &dyn ErasedLayer, policy: &Policy, key: &Key) -> Result<ChargeDecision, String> {
     let decision = source.peek(policy, key, 0).await?;
     if decision.remaining() > 0 || is_block(policy) || is_meter(policy) {
@@ -243,7 +245,8 @@ fn is_concurrent(policy: &Policy) -> bool {
     policy.quota().algorithm() == Algorithm::Concurrency
 }
 
-/// Returns whether the page resets states of a policy. A meter is what customers pay for.
+/// Returns whether the page may reset states of a policy. It does not reset meters, because customers are billed by
+/// them.
 pub(super) fn can_reset(policy: &Policy) -> bool {
     !is_meter(policy)
 }

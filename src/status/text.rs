@@ -1,4 +1,4 @@
-//! Text, numbers and times as the page prints them.
+//! Prints texts, numbers and times for the page.
 
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
@@ -7,8 +7,8 @@ use crate::base::time::Humane;
 use crate::error::turns_text;
 use crate::stats::HistogramSnapshot;
 
-/// Prints foreign text in HTML. Markup is escaped, and characters that could change the direction of the page are left
-/// out.
+/// Prints foreign text in HTML. Markup is escaped, and characters that could change the direction of the page's text
+/// are left out.
 pub(super) struct HtmlText<'a>(pub(super) &'a str);
 
 impl Display for HtmlText<'_> {
@@ -30,7 +30,7 @@ impl Display for HtmlText<'_> {
     }
 }
 
-/// Prints a number with spaces between thousands.
+/// Prints a number with spaces between groups of three digits.
 pub(super) struct Count(pub(super) u64);
 
 impl Display for Count {
@@ -46,7 +46,7 @@ impl Display for Count {
     }
 }
 
-/// Prints a number per second: requests of a span.
+/// Prints the requests of a span of time as a number per second.
 pub(super) struct PerSecond(pub(super) u64, pub(super) Duration);
 
 impl Display for PerSecond {
@@ -71,7 +71,7 @@ impl Display for Percent {
     }
 }
 
-/// Prints a time roughly, by its largest unit.
+/// Prints a time roughly, in its largest unit.
 pub(super) struct About(pub(super) Duration);
 
 impl Display for About {
@@ -86,7 +86,7 @@ impl Display for About {
     }
 }
 
-/// Prints a wait: from ten seconds on rounded up to seconds.
+/// Prints a wait. A wait of ten seconds or more is rounded up to seconds.
 pub(super) struct Roughly(pub(super) Duration);
 
 impl Display for Roughly {
@@ -112,7 +112,8 @@ pub(super) fn millis(duration: Duration) -> String {
     format!("{:.digits$} ms", micros as f64 / 1_000.0)
 }
 
-/// Prints the bound of the bucket with a percentile, or a dash if the histogram has no durations.
+/// Prints the upper bound of the bucket that holds a percentile, or a dash if the histogram has no
+/// durations.
 pub(super) fn bound(histogram: &HistogramSnapshot, percent: u8) -> String {
     match histogram.percentile(percent) {
         Some(bound) => format!("≤ {} ms", bound.as_micros() as f64 / 1_000.0),

@@ -1,4 +1,4 @@
-//! The content of the page. Data.
+//! The content of the page, as data.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,50 +29,50 @@ const ROWS_MAX: usize = 200;
 pub(super) struct PageView {
     pub(super) stats: StatsSnapshot,
     pub(super) rows: Vec<PolicyRow>,
-    /// The policies that are not shown.
+    /// The number of policies that are not shown.
     pub(super) more: usize,
     pub(super) layers: Vec<LayerView>,
     pub(super) rules: Option<RulesView>,
     #[cfg(feature = "tokio")]
     pub(super) fleet: Option<FleetView>,
-    /// All processes, if others report.
+    /// All processes, if other processes report.
     #[cfg(feature = "tokio")]
     pub(super) processes: Option<ProcessesView>,
-    /// The form for all processes that was not done.
+    /// The form with a change for all processes, if the change was not done.
     #[cfg(feature = "tokio")]
     pub(super) setting: Option<SettingForm>,
     /// The names of the extensions that a described request may have.
     pub(super) extensions: Vec<String>,
     pub(super) switches: Vec<(String, Mode)>,
-    /// The request that was described, and what is said about it.
+    /// The described request or key, and its explanation.
     pub(super) explained: Option<(ExplainForm, Explained)>,
     /// The operator who looks at the page.
     pub(super) operator: Option<Box<str>>,
-    /// The latest actions of operators, the newest first. `None` if the page has no operators.
+    /// The last actions of operators, the latest first, or `None` if the page has no operators.
     pub(super) done: Option<Vec<OperatorAction>>,
     /// The reason why an action was not done.
     pub(super) wrong: Option<String>,
 }
 
-/// The decision of each layer about a described request, or the fault in the description.
+/// The explanation of each layer, or the error in the description.
 pub(super) type Explained = Result<Vec<ExplainedLayer>, String>;
 
 pub(super) struct ExplainedLayer {
     pub(super) title: String,
-    /// `None` if a key is explained.
+    /// The layer's explanation of the request, or `None` if a key is explained instead of a request.
     pub(super) explanation: Option<Explanation>,
     /// The states of the keys.
     pub(super) states: KeyStates,
-    /// The token that an operator sends to act on them.
+    /// The token that an operator sends to act on the keys.
     pub(super) token: Option<String>,
-    /// The names and policies of the program's own actions on them.
+    /// The program's own actions on the keys: the name of each action and its policy.
     pub(super) own: Vec<(String, String)>,
-    /// The indices of the recent refusals under the same policies and keys.
+    /// The indices of the recent refusals of these keys under these policies.
     pub(super) recent: Vec<usize>,
 }
 
 impl ExplainedLayer {
-    /// Returns whether the layer refuses, or may do so.
+    /// Returns whether the layer refuses the request, or may refuse it.
     pub(super) fn refuses(&self) -> bool {
         let passes = self.explanation.as_ref().is_none_or(Explanation::passes);
         !passes || self.states.failure.is_some() || self.states.states.iter().any(|state| !state.decision.is_allowed())
@@ -94,10 +94,10 @@ pub(super) struct RulesView {
 /// A policy.
 pub(super) struct PolicyRow {
     pub(super) name: String,
-    /// The titles of the layers that have a policy of this name: the statistics count them together. Empty if only the
-    /// statistics know the policy.
+    /// The titles of the layers that have a policy with this name. The statistics count such policies together. The
+    /// list is empty if only the statistics have the policy.
     pub(super) layers: Vec<String>,
-    /// The quotas in words; several if they are plans.
+    /// The texts of the quotas. There are several quotas if they are plans.
     pub(super) quotas: Vec<String>,
     pub(super) mode: Option<Mode>,
     pub(super) stats: Option<PolicySnapshot>,
@@ -114,7 +114,7 @@ impl PolicyRow {
         self.stats.as_ref().map_or(&[], PolicySnapshot::hour)
     }
 
-    /// Returns how long ago the policy last refused a request.
+    /// Returns the time since the policy last refused a request, if it ever did.
     pub(super) fn refused_ago(&self, stats: &StatsSnapshot) -> Option<Duration> {
         Some(stats.taken_at().saturating_since(self.stats.as_ref()?.last_refused_at()?))
     }
@@ -195,7 +195,7 @@ impl PageView {
         }
     }
 
-    /// Finds the refusals of the recent past under these policies and keys.
+    /// Finds the recent refusals of these keys under these policies.
     pub(super) fn find_recent(&self, target: &LayerKeys) -> Vec<usize> {
         let is_explained = |refusal: &RecentRefusal| {
             let name = refusal.status().map(|status| status.policy().name());

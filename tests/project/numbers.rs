@@ -269,10 +269,10 @@ const PROMISES: &[Promise] = &[
     ),
     (
         "src/status/operators.rs::OFFER_LASTS",
-        &["A token holds for one action within {},", "within {}, for the operator who explained"],
+        &["is valid for one action within {}, and only", "within {}, for the operator who explained"],
     ),
     ("src/limiter/shared_text.rs::REPORTS_MAX", &["the page shows up to {} processes by name"]),
-    ("src/status/operators.rs::OFFERS_BYTES_MAX", &["Tokens hold at most {} of keys together"]),
+    ("src/status/operators.rs::OFFERS_BYTES_MAX", &["All tokens together hold at most {} of keys."]),
     ("src/status/operators.rs::DONE_MAX", &["The page lists the last {} actions."]),
     ("src/status/request.rs::FORM_MAX", &["the fields of a form of at most {}:"]),
 ];
