@@ -433,7 +433,7 @@ impl fmt::Debug for Observed<'_> {
 /// store, and `on_layer_event` twice for each request that waits. Do not print every event.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an observer",
-    note = "`observe::Stats` is one (feature `stats`); otherwise implement `Observer` for a type of your own",
+    note = "use `observe::Stats` (feature `stats`), or implement `Observer` for a type of your own",
     note = "a closure is not an observer, because an observer has several methods, such as `on_outcome`"
 )]
 pub trait Observer: Send + Sync {

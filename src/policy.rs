@@ -181,7 +181,10 @@ impl Policy {
             if each.iter().any(is_taken) {
                 return Err(ConfigError::new(
                     ConfigErrorKind::Combination,
-                    format!("{name:?} has two quotas with the name {:?}: give each its own", policy.name()),
+                    format!(
+                        "{name:?} has two quotas with the name {:?}: give each quota a name of its own",
+                        policy.name()
+                    ),
                 ));
             }
             each.push(policy);
@@ -422,8 +425,8 @@ fn twice(name: &str, quota: &Quota, other: &Quota) -> ConfigError {
         format!("{name:?} has the quota \"{quota}\" twice, which would charge each request twice for one limit")
     } else {
         format!(
-            "{name:?} has the quotas \"{other}\" and \"{quota}\", which count alike and would charge each request twice \
-             for one limit: keep the one that is meant"
+            "{name:?} has the quotas \"{other}\" and \"{quota}\", which count alike and would charge each request \
+             twice for one limit: keep only the quota that you mean"
         )
     };
     ConfigError::new(ConfigErrorKind::Combination, why)

@@ -60,7 +60,7 @@ use crate::store_load::StoreLoad;
     note = "a layer takes a limiter, a rule or a quota, and a key: \
             `RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())`",
     note = "`RedisLimiter::connect(..)` is `async` and returns a `Result`: end it with `.await?`",
-    note = "one of several types of limiters, or a boxed one, is a `limiter::BoxLimiter`"
+    note = "for one of several types of limiters, or a boxed limiter, use `limiter::BoxLimiter`"
 )]
 pub trait Limiter: Send + Sync + 'static {
     /// The error of a limiter that failed. [`Infallible`](std::convert::Infallible) if it cannot

@@ -278,7 +278,7 @@ impl DepartureLine {
         let position = self.waiters.position(number);
         let slot = self.slots.get(position.unwrap_or(self.waiters.len().saturating_sub(1)));
         let (Some(slot), Some(armed_us)) = (slot, self.waiters.armed_us(number)) else {
-            debug_assert!(false, "a request that waits has a slot, and is among those that wait");
+            debug_assert!(false, "each request that waits has a slot and is in the line");
             wakers.to_drop.push(waker);
             return None;
         };

@@ -40,7 +40,7 @@ pub enum Effect {
 
 /// Returns whether the charge at index `at` denies its set if it is denied itself.
 pub(crate) fn binds(charges: &[impl Effective], at: usize) -> bool {
-    debug_assert!(at < charges.len(), "the index is that of a charge of the set");
+    debug_assert!(at < charges.len(), "the set has a charge with this index");
     let Some(charge) = charges.get(at) else { return false };
     match charge.effect() {
         Effect::Enforce => true,
@@ -57,7 +57,7 @@ pub(crate) fn binds(charges: &[impl Effective], at: usize) -> bool {
 /// Returns whether the charge at index `at` is written although its set is denied. `denied` says
 /// whether the charge was denied itself.
 pub(crate) fn outlives_refusal(charges: &[impl Effective], at: usize, denied: bool) -> bool {
-    debug_assert!(at < charges.len(), "the index is that of a charge of the set");
+    debug_assert!(at < charges.len(), "the set has a charge with this index");
     let Some(charge) = charges.get(at) else { return false };
     match charge.effect() {
         Effect::Enforce => denied,
@@ -75,7 +75,7 @@ pub(crate) fn stands(charges: &[impl Effective], at: usize, denied: bool) -> boo
 /// Returns how the charge at index `at` is taken. `denied` returns whether an earlier charge was
 /// denied.
 pub(crate) fn how(charges: &[impl Effective], at: usize, denied: impl Fn(usize) -> bool) -> TakeMode {
-    debug_assert!(at < charges.len(), "the index is that of a charge of the set");
+    debug_assert!(at < charges.len(), "the set has a charge with this index");
     match charges.get(at).map_or(Effect::Observe, Effective::effect) {
         Effect::Enforce | Effect::Observe => TakeMode::IfAllowed,
         Effect::Force => TakeMode::Force,

@@ -293,8 +293,9 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
     /// which requests [wait in line](Quota::max_wait).
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         if !quota.wait_in_line().is_zero() {
-            let reason = "no request can wait in line with a FallbackLimiter, because units come free in the limiter that \
-                          they were taken from; leave the wait out, or use MemoryLimiter or RedisLimiter without a fallback";
+            let reason = "no request can wait in line with a FallbackLimiter, because units are returned to the \
+                          limiter that they were taken from; leave the wait out, or use MemoryLimiter or RedisLimiter \
+                          without a fallback";
             return Err(UnsupportedQuota::new(UnsupportedQuotaKind::Option, quota, reason));
         }
         self.first.supports(quota)?;

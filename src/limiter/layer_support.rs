@@ -16,7 +16,7 @@ pub(crate) fn supports_pace(limiter: &impl Limiter, quota: &Quota) -> Result<(),
     if quota.algorithm().is_rate() {
         return limiter.supports(quota);
     }
-    let reason = "it is not a rate, and bodies have their pace by one; use a rate such as Quota::per_second";
+    let reason = "the quota is not a rate, and bodies are paced by a rate; use a rate such as Quota::per_second";
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, reason))
 }
 
@@ -25,6 +25,7 @@ fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(), Unsupporte
     if quota.wait_in_line().is_zero() || limiter.hooks().place_lines().is_some() {
         return Ok(());
     }
-    let reason = "no request can wait in line for its units; use MemoryLimiter, RedisLimiter or StoreLimiter, or leave the wait out";
+    let reason = "with this limiter, no request can wait in line for units; use MemoryLimiter, RedisLimiter or \
+                  StoreLimiter, or leave the wait out";
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::Option, quota, reason))
 }

@@ -39,7 +39,7 @@ mod redis_server;
 #[cfg(any(feature = "_redis", feature = "store"))]
 #[cfg_attr(
     not(all(feature = "_redis", feature = "store")),
-    allow(dead_code, unused_imports, reason = "each of the two uses a part")
+    allow(dead_code, unused_imports, reason = "each of the two features uses a part of this module")
 )]
 mod remote;
 mod reply;

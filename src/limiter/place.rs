@@ -19,7 +19,7 @@ use crate::policy::Policy;
 /// [`Ready::hold`](crate::limiter::Ready::hold) waits for it.
 /// [`InFlight::hold`](crate::middleware::InFlight::hold) makes one for work that goes on when the
 /// response has been sent.
-#[must_use = "the units are returned when this is dropped"]
+#[must_use = "the units are returned when the place is dropped"]
 pub struct Place {
     _held: SmallVec<[Arc<dyn AnyPlaces>; 1]>,
 }

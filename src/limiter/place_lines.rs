@@ -99,7 +99,7 @@ struct LineWaiter {
     /// When it joined, on the clock of [`Polls`].
     #[cfg_attr(
         not(any(feature = "_redis", feature = "store")),
-        allow(dead_code, reason = "in one process the time that a request has waited is not needed")
+        allow(dead_code, reason = "within one process, the limiter does not need the time that a request has waited")
     )]
     joined: Timestamp,
     /// How often it has asked again without being woken.
@@ -112,7 +112,7 @@ struct LineWaiter {
 /// that they ask at most once in [`POLL_SPACING`].
 #[cfg_attr(
     not(any(feature = "_redis", feature = "store")),
-    allow(dead_code, reason = "in one process each request is woken")
+    allow(dead_code, reason = "within one process, the line wakes each request")
 )]
 struct Polls {
     clock: Arc<dyn Clock>,

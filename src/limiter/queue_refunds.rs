@@ -181,7 +181,7 @@ impl<C> LeakyQueue<C> {
         }
         let older = self.waiting.remove(at + 1);
         let (Some(mut older), Some(newer)) = (older, self.waiting.get_mut(at)) else {
-            debug_assert!(false, "both refunds were there just before");
+            debug_assert!(false, "both refunds were in the queue just before");
             return 0;
         };
         let Refund { receipt, .. } = &newer.refund;

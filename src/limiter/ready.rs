@@ -535,7 +535,7 @@ impl<L: Limiter> HeldDecision<'_, L> {
             poll_fn(|cx| self.poll(&*timer, cx)).await;
         }
         let decision = self.decision.take();
-        debug_assert!(decision.is_some(), "what was taken is held until now");
+        debug_assert!(decision.is_some(), "the decision is held until the caller is admitted");
         Ok(decision.unwrap_or_else(|| Decision::new(false, [])))
     }
 
@@ -654,7 +654,7 @@ impl NotReady {
         let (name, max) = (policy.name(), Humane(max));
         let message = match wait {
             Wait::After(wait) => {
-                format!("{name:?} admits the caller in {} only, and `max_wait` is {max}", Humane(wait))
+                format!("{name:?} would admit the caller only in {}, and `max_wait` is {max}", Humane(wait))
             }
             _ => format!("{name:?} did not admit the caller in time, and `max_wait` is {max}"),
         };
@@ -672,7 +672,7 @@ impl NotReady {
 
     fn never(charge: &Charge<'_>) -> Self {
         let message = format!(
-            "{:?} never admits the caller: it costs {}, and the capacity is {}",
+            "{:?} never admits the caller: the cost is {}, and the capacity is {}",
             charge.policy.name(),
             charge.cost,
             charge.policy.quota().capacity()
@@ -682,8 +682,8 @@ impl NotReady {
 
     fn no_timer(policy: &Policy) -> Self {
         let message = format!(
-            "the caller would have to wait for {:?}, and there is no timer that can sleep: set one by `Ready::timer`, or \
-             call within a Tokio runtime",
+            "the caller would have to wait for {:?}, and there is no timer that can sleep: set a timer with \
+             `Ready::timer`, or call within a Tokio runtime",
             policy.name()
         );
         Self::new(NotReadyKind::NoTimer, Wait::Unknown, message)

@@ -85,7 +85,7 @@ impl VersionedText {
 
 /// The answer to a load.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a text is as it was, or not")]
+#[expect(clippy::exhaustive_enums, reason = "a text is unchanged or changed, and there is no third case")]
 pub enum TextRead {
     /// The version is the one that the caller knows.
     Unchanged,

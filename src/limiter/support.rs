@@ -30,7 +30,8 @@ pub(crate) fn supports_rates(quota: &Quota) -> Result<(), UnsupportedQuota> {
     if quota.algorithm() != Algorithm::Concurrency {
         return Ok(());
     }
-    let reason = "it does not count requests in flight; MemoryLimiter does in one process, RedisLimiter and StoreLimiter in many";
+    let reason = "this limiter does not count requests in flight; use MemoryLimiter in one process, or RedisLimiter or \
+                  StoreLimiter in many";
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, reason))
 }
 

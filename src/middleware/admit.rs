@@ -229,7 +229,8 @@ impl<L> Drop for Asked<'_, L> {
 ///
 /// An admission holds units of a [concurrency limit](crate::Quota::concurrent) until it is ended or dropped, and after
 /// `finish` until the end of the response's body. So keep it for as long as the work takes.
-#[must_use = "dropping it returns the request's places and settles it as an aborted one; end it by a method"]
+#[must_use = "dropping an admission returns the request's places and settles the request as aborted; end it with a \
+              method"]
 pub struct Admission {
     outcome: Outcome,
     usage: Option<Usage>,

@@ -450,7 +450,7 @@ impl<L> Compiled<L> {
 
     /// Returns the index and the role of a rule's linked policy.
     pub(super) fn link(&self, rule: usize) -> Option<(usize, LinkedRole)> {
-        debug_assert!(rule < self.rules.len(), "a charge is of a rule that its layer does not have");
+        debug_assert!(rule < self.rules.len(), "a charge belongs to a rule that its layer does not have");
         self.rules.get(rule)?.linked
     }
 

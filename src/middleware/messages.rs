@@ -246,7 +246,7 @@ where
                 return Poll::Ready(Some(Ok(message)));
             }
             let Some(mut messages) = this.messages.take() else {
-                debug_assert!(false, "no message is decided about now");
+                debug_assert!(false, "no decision about a message is pending now");
                 *this.is_over = true;
                 return Poll::Ready(None);
             };

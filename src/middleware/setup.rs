@@ -161,9 +161,10 @@ impl<L: Limiter> Compiled<L> {
         if self.limiter.hooks().clock().is_some_and(|clock| !clock.follows_calendar()) {
             self.diagnostics.notice(SetupWarningKind::CalendarNotFollowed, || {
                 format!(
-                    "the windows of the policy {:?} ({}) are to end with a date, and the limiter's clock does not follow the \
-                     calendar after a suspension or a correction of the system's time: take clock::SystemClock, or if your \
-                     own clock follows it, return true from Clock::follows_calendar",
+                    "the windows of the policy {:?} ({}) are to end with a date, and the limiter's clock does not \
+                     follow the calendar after a suspension or a correction of the system's time: use \
+                     clock::SystemClock, or if your own clock follows the calendar, return true from \
+                     Clock::follows_calendar",
                     policy.name(),
                     policy.quota()
                 )
@@ -225,8 +226,8 @@ impl<L: Limiter> Compiled<L> {
             if rule.until_head && !holds && rule.quota_from.is_none() {
                 self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                     format!(
-                        "the rule of the policy {name:?} has until_head, which has no effect: only what a \
-                         Quota::concurrent gives is held; leave it out"
+                        "the rule of the policy {name:?} has until_head, which has no effect: only units of a \
+                         Quota::concurrent are held; leave it out"
                     )
                 });
             }

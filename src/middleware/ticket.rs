@@ -274,7 +274,7 @@ impl Ticket {
     /// Settles a charge that cost `units`. Refunds the units that were taken beyond `units`, or takes the missing
     /// units, even into debt. `is_reported` is true if the response still reports the charge.
     pub(super) fn settle<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, units: u64, is_reported: bool) {
-        debug_assert!(at < self.charges.len(), "the index is that of a charge of the ticket");
+        debug_assert!(at < self.charges.len(), "the ticket has a charge with this index");
         let Some(charged) = self.charges.get_mut(at) else { return };
         // A charge without a receipt took nothing: it only observes, or the request was charged to its meter instead.
         let Some(receipt) = charged.decision.take_receipt() else { return };
@@ -296,7 +296,7 @@ impl Ticket {
     /// Updates the decision of a charge whose cost changed from `from` to `to` units. Asks the limiter if it answers at
     /// once, and otherwise computes the decision.
     pub(super) fn update<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, from: u64, to: u64) {
-        debug_assert!(at < self.charges.len(), "the index is that of a charge of the ticket");
+        debug_assert!(at < self.charges.len(), "the ticket has a charge with this index");
         let Some(charged) = self.charges.get_mut(at) else { return };
         // A request is answered under the quota that it was charged under. If a larger quota has replaced that quota,
         // the limiter is not asked about the larger quota.

@@ -44,7 +44,7 @@ impl Quota {
         if strikes == 0 || strikes > STRIKES_MAX {
             return Err(ConfigError::new(
                 ConfigErrorKind::Range,
-                format!("a block after {strikes} strikes is not possible: 1 to {STRIKES_MAX}"),
+                format!("a block after {strikes} strikes is not possible: use 1 to {STRIKES_MAX}"),
             ));
         }
         Self::build(strikes, period, Algorithm::Block)?.lasting(lasting)
@@ -80,7 +80,10 @@ impl Quota {
         if factor == 0 || factor > FACTOR_MAX {
             return Err(ConfigError::new(
                 ConfigErrorKind::Range,
-                format!("blocks cannot grow by the factor {factor}: 1 to {FACTOR_MAX}, where 1 is as long each time"),
+                format!(
+                    "blocks cannot grow by the factor {factor}: use 1 to {FACTOR_MAX}, where 1 means blocks of equal \
+                     length"
+                ),
             ));
         }
         let (longest_us, memory_us) = (micros("a longest block of", longest)?, micros("a memory of", memory)?);
@@ -138,7 +141,8 @@ fn above_longest(length_us: u64, longest_us: u64) -> ConfigError {
     ConfigError::new(
         ConfigErrorKind::Range,
         format!(
-            "a block of {length:?} cannot grow up to {longest:?}, which is shorter: give a longest such as {length:?}"
+            "a block of {length:?} cannot grow up to {longest:?}, which is shorter: use a longest block such as \
+             {length:?}"
         ),
     )
 }

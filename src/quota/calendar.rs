@@ -106,7 +106,7 @@ impl Calendar {
         let zone = Zone::named(name).map_err(|why| {
             let fix = match why {
                 UnknownZone::NotBuilt => "only `UTC` is known without the crate's feature `time-zones`",
-                UnknownZone::NotFound => "take a name of the IANA database, such as `Europe/Berlin`",
+                UnknownZone::NotFound => "use a name of the IANA database, such as `Europe/Berlin`",
             };
             ConfigError::new(ConfigErrorKind::Syntax, format!("`{shown}` is not a known time zone: {fix}"))
         })?;

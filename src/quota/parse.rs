@@ -50,7 +50,7 @@ const BYTES: [ByteUnit; 9] = [
 
 /// Reads a length of time of up to 366 days, such as `1 hour` or `30 min`.
 #[cfg(any(feature = "rules", feature = "status"))]
-#[allow(dead_code, reason = "a status page without a fleet reads none")]
+#[allow(dead_code, reason = "a status page without a fleet reads no lengths")]
 pub(crate) fn read_length(text: &str) -> Option<Duration> {
     let one: Quota = format!("1 per {text}").parse().ok()?;
     Quota::one_every(one.period()).is_ok_and(|plain| plain == one).then(|| one.period())
@@ -388,9 +388,9 @@ impl<'a> WordReader<'a> {
         }
         let options = if options.is_empty() { "which has none".to_owned() } else { options };
         self.error(&match &*algorithms.join(", ") {
-            "" => format!("{word} is not an option of a {own} ({options}), or is there twice{hint}"),
+            "" => format!("{word} is not an option of a {own} ({options}), or is given twice{hint}"),
             all => format!(
-                "{word} is neither an algorithm ({all}) nor an option of a {own} ({options}), or is there twice{hint}"
+                "{word} is neither an algorithm ({all}) nor an option of a {own} ({options}), or is given twice{hint}"
             ),
         })
     }
@@ -509,7 +509,7 @@ impl<'a> WordReader<'a> {
         };
         // Some users write `M` for a minute, and others for a month.
         if unit == "m" && self.written.get(self.at.saturating_sub(1)).is_some_and(|written| written.ends_with('M')) {
-            return Err(self.error("`M` may be minutes or months: write `min`, or `calendar month`"));
+            return Err(self.error("`M` may mean minutes or months: write `min`, or `calendar month`"));
         }
         let units = UNITS.iter().map(|(length, _, names)| (length, *names));
         let units = units.chain(LONG_UNITS.iter().map(|(length, names)| (length, *names)));
@@ -635,7 +635,7 @@ impl<'a> WordReader<'a> {
         let hint = match last.filter(|first| first.bytes().all(|digit| digit.is_ascii_digit())) {
             Some(_) if word.ends_with('r') => ": nginx's `5r/s` is `5/s, gcra`",
             Some(_) => ": write the number out, such as 1000",
-            None if word.contains('.') => ": take a smaller unit",
+            None if word.contains('.') => ": use a smaller unit",
             None => "",
         };
         number.ok_or_else(|| self.error(&format!("{} is not a whole number that fits{hint}", QuotedWord(word))))

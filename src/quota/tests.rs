@@ -99,7 +99,7 @@ fn words() -> Vec<&'static str> {
 fn names_the_fix(error: &ConfigError) -> bool {
     let message = error.to_string();
     let fixes = match error.kind() {
-        ConfigErrorKind::Syntax => ["write it like", "take a name of", "feature `time-zones`"].as_slice(),
+        ConfigErrorKind::Syntax => ["write it like", "use a name of", "feature `time-zones`"].as_slice(),
         ConfigErrorKind::NotAnOption => &["it belongs to"],
         ConfigErrorKind::Range => {
             &["at most", "such as", "use ", "1 ", "make it smaller", "choose a number of buckets", "lengthen the queue"]
@@ -310,7 +310,7 @@ fn quota_text_error_says_how_to_fix_it() {
         ("5 per month on the 1st", Syntax, "`per calendar month from day 15 in Europe/Berlin`"),
         ("5 per month (calendar)", Syntax, "`per calendar month from day 15 in Europe/Berlin`"),
         ("5/s sliding windw", Syntax, "did you mean `sliding window`?"),
-        ("5/s brust 7", Syntax, "nor an option of a token bucket (burst, debt, in proportion), or is there twice (did"),
+        ("5/s brust 7", Syntax, "nor an option of a token bucket (burst, debt, in proportion), or is given twice (did"),
         (
             "5/s sliding log, oldest droped",
             Syntax,
@@ -319,7 +319,7 @@ fn quota_text_error_says_how_to_fix_it() {
         (
             "3 at once weit 3 s",
             Syntax,
-            "an option of a concurrency limit (wait), or is there twice (did you mean `wait`?)",
+            "an option of a concurrency limit (wait), or is given twice (did you mean `wait`?)",
         ),
         ("1,000/min", Syntax, "`000` stands where `per` should be"),
         ("5 per", Syntax, "a period is missing"),
@@ -339,7 +339,7 @@ fn quota_text_error_says_how_to_fix_it() {
         ("5/s queue 3", NotAnOption, "leaky queue"),
         ("5/s counting denied", NotAnOption, "sliding log"),
         ("5/s buckets", Syntax, "the number before `buckets` is missing"),
-        ("5/s burst 2 burst 3", Syntax, "is there twice"),
+        ("5/s burst 2 burst 3", Syntax, "is given twice"),
         ("10/s block for 1h times 2 until 1d", Syntax, "`until` stands where `up to` should be"),
         ("5/s 7 buckets sliding window", Range, "such as 5"),
         ("5/s 0 buckets sliding window", Range, "1 to 3600"),
@@ -351,7 +351,7 @@ fn quota_text_error_says_how_to_fix_it() {
         ("3 at once token bucket", Syntax, "`token` is not an option of a concurrency limit"),
         ("3 at once per minute", Syntax, "`per` is not an option of a concurrency limit"),
         ("3 at once wait", Syntax, "a period is missing"),
-        ("3 at once wait 3 s wait 3 s", Syntax, "is there twice"),
+        ("3 at once wait 3 s wait 3 s", Syntax, "is given twice"),
         ("3 at once wait 400 d", Range, "366 days"),
         ("1000000000000 at once", Range, "at most 999999999999"),
         ("5/s concurrency limit", Syntax, "`concurrency` is neither an algorithm (token bucket, "),
@@ -359,7 +359,7 @@ fn quota_text_error_says_how_to_fix_it() {
         ("10 mb/s", Syntax, "`mb` is not a unit of bytes, whose case matters: B, kB, MB, "),
         ("10Mb/s", Syntax, "`Mb` is not a unit of bytes"),
         ("10 bytes per s", Syntax, "`bytes` is not a unit of bytes"),
-        ("1.5 GB/h", Syntax, "`1.5` is not a whole number that fits: take a smaller unit"),
+        ("1.5 GB/h", Syntax, "`1.5` is not a whole number that fits: use a smaller unit"),
         ("-1 GB/h", Syntax, "`-1` is not a whole number"),
         ("10 MB/s burst 5", Syntax, "`burst 5` has no unit, such as `burst 5 kB`"),
         ("10/s burst 5 MB", Syntax, "`burst` counts MB, and the limit has no unit of bytes"),

@@ -70,7 +70,7 @@ impl Reason {
         match self {
             Self::Limited => "rate limit exceeded",
             Self::Denied => "This client may not use this service.",
-            Self::KeyMissing => "The request lacks what this service identifies clients by, such as an API key.",
+            Self::KeyMissing => "The request has no value that identifies its client, such as an API key.",
             Self::PeerUnknown => "The service cannot tell which client sent this request.",
             Self::LimiterFailed => "The service cannot accept this request at the moment.",
         }

@@ -205,7 +205,7 @@ fn zone_or_offset(word: &str) -> Result<(Zone, i64), String> {
             Quoted(word)
         )),
         Err(UnknownZone::NotFound) => Err(format!(
-            "{} is not a known time zone: take a name of the IANA database, such as `Europe/Berlin`",
+            "{} is not a known time zone: use a name of the IANA database, such as `Europe/Berlin`",
             Quoted(word)
         )),
     }

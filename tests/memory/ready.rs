@@ -399,7 +399,7 @@ async fn error_says_what_was_wrong() {
     );
     let ready = Ready::new(MemoryLimiter::new());
     let error = ready.take_one(&policy, &Key::global(), 2).await.unwrap_err();
-    assert_eq!(error.to_string(), "\"jobs\" never admits the caller: it costs 2, and the capacity is 1");
+    assert_eq!(error.to_string(), "\"jobs\" never admits the caller: the cost is 2, and the capacity is 1");
     assert_eq!(error.wait(), Wait::Never);
 }
 

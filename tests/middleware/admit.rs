@@ -150,7 +150,7 @@ async fn status_of_tonic_reveals_nothing_of_the_server() {
         let call = tonic::Request::new(());
         for (status, code, message) in [
             (failed.admit_call(&call).await, tonic::Code::Unavailable, "cannot accept this request"),
-            (missing.admit_call(&call).await, tonic::Code::InvalidArgument, "identifies clients by"),
+            (missing.admit_call(&call).await, tonic::Code::InvalidArgument, "identifies its client"),
             (limited.admit_call(&call).await, tonic::Code::ResourceExhausted, "costs more than its limit"),
         ] {
             let status = status.unwrap_err();

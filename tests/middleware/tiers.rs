@@ -213,7 +213,10 @@ fn quotas_of_one_rule_have_names_of_their_own() {
     let named = rule([("burst", Quota::per_second(10)), ("day", Quota::per_day(900))]).unwrap();
     assert_eq!(named.policies().iter().map(Policy::name).collect::<Vec<_>>(), ["api-burst", "api-day"]);
     let twice = rule([("day", Quota::per_second(10)), ("day", Quota::per_day(900))]).unwrap_err();
-    assert_eq!(twice.to_string(), "\"api\" has two quotas with the name \"api-day\": give each its own");
+    assert_eq!(
+        twice.to_string(),
+        "\"api\" has two quotas with the name \"api-day\": give each quota a name of its own"
+    );
     assert!(rule([("", Quota::per_second(10)), ("ü", Quota::per_day(900))]).is_err());
 }
 

@@ -255,7 +255,7 @@ impl<'a> Reader<'a> {
         let tag = self.number()?;
         let policy = usize::from(version_of(tag));
         let Some(quota) = policies.get(policy) else {
-            return Err(self.damaged("a state names a policy that is not there"));
+            return Err(self.damaged("a state names a policy that the snapshot does not have"));
         };
         let count = if is_log(quota) { self.count(16)? } else { 1 };
         let entries = (0..count).map(|_| Ok((self.number()?, self.number()?))).collect::<Result<_, _>>()?;

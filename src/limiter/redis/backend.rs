@@ -42,8 +42,8 @@ impl Backend for RedisBackend {
         };
         let charge = charges.iter().find(is_unknown)?;
         let message = format!(
-            "{:?} is charged on refusal, with the quota \"{}\": in Redis that is for blocks and meters, Quota::block and \
-             Quota::meter",
+            "{:?} is charged on refusal, with the quota \"{}\": with Redis, only blocks and meters can be charged on \
+             refusal (Quota::block, Quota::meter)",
             charge.policy.name(),
             charge.policy.quota()
         );

@@ -91,7 +91,7 @@ impl SharedText for RedisText {
             while let Some(colon) = rest.iter().position(|byte| *byte == b':') {
                 let length = std::str::from_utf8(&rest.split_to(colon)).ok().and_then(|length| length.parse().ok());
                 let report = length.filter(|length: &usize| *length < rest.len());
-                let Some(length) = report else { return Err("the server has cut the reports".into()) };
+                let Some(length) = report else { return Err("the server has cut the reports short".into()) };
                 let report = rest.split_to(length + 1).slice(1..);
                 reports.extend(VersionedText::from_stored(&report)); // another application may have the place
             }

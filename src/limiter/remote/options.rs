@@ -84,7 +84,7 @@ impl Options {
             return Err(format!("max_denials of {max_denials} is not possible: use at most {DENIALS_MAX}"));
         }
         if !(PLACES_LAPSE_MIN..=PLACES_LAPSE_MAX).contains(places_lapse_after) {
-            return Err(format!("places_lapse_after of {places_lapse_after:?} is not possible: from 3 s to 24 h"));
+            return Err(format!("places_lapse_after of {places_lapse_after:?} is not possible: use 3 s to 24 h"));
         }
         Ok(())
     }

@@ -96,7 +96,7 @@ pub(crate) fn undo(set: &mut Set) -> Vec<Refund> {
 
 /// Returns the decision about the whole set, and the refunds if it is refused.
 pub(crate) fn decide(mut set: Set) -> (Decision, Vec<Refund>) {
-    debug_assert!(set.iter().all(|pending| pending.decision.is_some()), "a set is decided when all of it was answered");
+    debug_assert!(set.iter().all(|pending| pending.decision.is_some()), "a set is decided after all its answers");
     let denied = |pending: &Pending| pending.decision.as_ref().is_none_or(|decision| !decision.is_allowed());
     let allowed = !set.iter().enumerate().any(|(at, pending)| denied(pending) && binds(&set, at));
     let refunds = if allowed { Vec::new() } else { undo(&mut set) };

@@ -54,8 +54,8 @@ impl Shed {
         let Self { waiting, carries, call, deadline } = self;
         let rate = u128::from(carries) * 1_000_000 / call.as_micros().max(1);
         format!(
-            "the store answers about {rate} checks of this process a second, {waiting} wait, a call takes {}, and the \
-             deadline is {deadline:?}: this check was not sent, because its answer would come too late",
+            "the store answers about {rate} checks of this process a second, {waiting} checks wait, a call takes {}, \
+             and the deadline is {deadline:?}: this check was not sent, because its answer would come too late",
             rounded(call)
         )
     }
@@ -78,7 +78,7 @@ impl Unanswered {
             ),
             Self::TooMany(waiting) => (
                 StoreErrorKind::Overloaded,
-                format!("{waiting} checks wait for the store already: this one was not sent"),
+                format!("{waiting} checks wait for the store already: this check was not sent"),
             ),
             Self::Shed(shed) => (StoreErrorKind::Overloaded, shed.message()),
             Self::TooFar { call, deadline } => (
@@ -91,7 +91,7 @@ impl Unanswered {
             ),
             Self::NotSent(deadline) => (
                 StoreErrorKind::Overloaded,
-                format!("earlier checks took longer than {deadline:?}: this one was not sent"),
+                format!("earlier checks took longer than {deadline:?}: this check was not sent"),
             ),
             Self::TooBusy(deadline) => (
                 StoreErrorKind::Overloaded,
@@ -99,23 +99,22 @@ impl Unanswered {
             ),
             Self::TimedOut(deadline) => (
                 StoreErrorKind::Timeout,
-                format!("no answer within {deadline:?}, the wait behind earlier checks included"),
+                format!("no answer within {deadline:?}, including the wait behind earlier checks"),
             ),
             Self::RuntimeEnded => (
                 StoreErrorKind::Unavailable,
                 "the runtime in which the limiter was made has ended, or code of the application panicked there"
                     .to_owned(),
             ),
-            Self::LeftOut => (StoreErrorKind::Foreign, "the store answered fewer checks than it was asked".to_owned()),
-            Self::Misunderstood => (StoreErrorKind::Foreign, "the store's answer does not fit the question".to_owned()),
+            Self::LeftOut => (StoreErrorKind::Foreign, "the store answered fewer checks than it was sent".to_owned()),
+            Self::Misunderstood => (StoreErrorKind::Foreign, "the store's answer does not fit the request".to_owned()),
             Self::Closed => (StoreErrorKind::Unavailable, "this limiter was closed".to_owned()),
             Self::TooLarge(charges, most) => {
                 (StoreErrorKind::Misconfigured, format!("a set of {charges} charges: use at most {most}"))
             }
-            Self::KeyReset => (
-                StoreErrorKind::Unavailable,
-                "the key of a concurrency limit was reset while it was asked for".to_owned(),
-            ),
+            Self::KeyReset => {
+                (StoreErrorKind::Unavailable, "the key of a concurrency limit was reset during the call".to_owned())
+            }
             Self::RefundNotSent => (StoreErrorKind::Unavailable, "the refund was not sent".to_owned()),
         }
     }

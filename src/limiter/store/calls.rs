@@ -159,7 +159,7 @@ impl<S: Store> StoreCalls<S> {
 
     /// Returns the error of a call to a store that is believed dead.
     pub(super) fn unavailable(&self) -> StoreError {
-        let message = format!("{} does not answer; it is asked again from time to time", self.name);
+        let message = format!("{} does not answer; the limiter asks again from time to time", self.name);
         StoreError::new(StoreErrorKind::Unavailable, message)
     }
 }

@@ -256,7 +256,7 @@ impl Change {
 
 /// The change that a swap makes to a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a store that passed over an unknown change would lose it")]
+#[expect(clippy::exhaustive_enums, reason = "a store that ignored an unknown change would lose the change")]
 pub enum Then {
     /// Keeps the value. The decision depends on it, so it must be the expected one.
     Keep,

@@ -114,7 +114,7 @@ impl<S: Store> SharedText for StoreText<S> {
                     None => before = Some(head.version),
                 }
             }
-            Err("the text changed each time that it was read".into())
+            Err("the text changed during each try to read it".into())
         })
     }
 
@@ -125,7 +125,7 @@ impl<S: Store> SharedText for StoreText<S> {
             let bytes = next.text.as_bytes();
             let parts: Vec<&[u8]> = if bytes.len() <= PART { Vec::new() } else { bytes.chunks(PART).collect() };
             let Some(count) = u8::try_from(parts.len()).ok().filter(|count| usize::from(*count) <= PARTS_MAX) else {
-                return Err("the text is longer than this store takes".into());
+                return Err("the text is longer than this store accepts".into());
             };
             let keys = self.keys(parts.len().max(parts_before));
             let loaded = self.store().load(&keys).await?;

@@ -244,7 +244,7 @@ impl Quotas {
             Decider::Pair(decider, _) => {
                 let pair = Pair { at: reader.fixed()?, n: reader.fixed()? };
                 if !reader.0.is_empty() || pair.at > INSTANT_US_MAX || !decider.get().could_be(pair) {
-                    return Err(Foreign("its quota could not have written its state"));
+                    return Err(Foreign("the value's quota cannot have written the value's state"));
                 }
                 StateForm::Pair(pair)
             }
@@ -306,7 +306,7 @@ impl<'a> Reader<'a> {
     fn head(&mut self) -> Result<History, Foreign> {
         let [format, counted] = self.array()?;
         if format != FORMAT {
-            return Err(Foreign("its first byte is not the format's version"));
+            return Err(Foreign("the value's first byte is not the format's version"));
         }
         let count = usize::from(counted & !WHOLE);
         if count > EARLIER {
@@ -319,9 +319,9 @@ impl<'a> Reader<'a> {
     fn text(&mut self) -> Result<&'a str, Foreign> {
         let length = usize::from(u16::from_le_bytes(self.array()?));
         if length > TEXT_MAX {
-            return Err(Foreign("the text of its quota is too long"));
+            return Err(Foreign("the text of the value's quota is too long"));
         }
-        std::str::from_utf8(self.take(length)?).map_err(|_| Foreign("the text of its quota is not UTF-8"))
+        std::str::from_utf8(self.take(length)?).map_err(|_| Foreign("the text of the value's quota is not UTF-8"))
     }
 
     /// Reads a number of seven bits in a byte.
@@ -375,7 +375,7 @@ impl<'a> Reader<'a> {
             total = total.saturating_add(units);
             let is_bounded = units <= log.most() && total <= log.most_kept();
             if !is_newer || units == 0 || !is_bounded || start > INSTANT_US_MAX || start % log.grain_us() != 0 {
-                return Err(Foreign("its quota could not have written its entries"));
+                return Err(Foreign("the value's quota cannot have written the value's entries"));
             }
             entries.push((start, units));
             before = start;

@@ -581,5 +581,5 @@ fn push(entries: &mut Vec<(u64, u64)>, (start, units): (u64, u64), log: &EntryLo
 }
 
 fn lost_track() -> StoreError {
-    StoreError::new(StoreErrorKind::Unavailable, "a key of the request was not asked for")
+    StoreError::new(StoreErrorKind::Unavailable, "a key of the request was not loaded")
 }

@@ -280,7 +280,7 @@ impl Ticket {
         let Some(first) = self.find(layer, head, &mut seen) else { return Some(OutcomeCause::TooManyCharges) };
         for at in first..found.as_ref().map_or(rules.len(), |found| found.len()) {
             let rule = found.as_ref().map_or(Some(at), |found| found.get(at).copied());
-            debug_assert!(rule.is_some_and(|rule| rule < rules.len()), "the paths are those of the layer's own rules");
+            debug_assert!(rule.is_some_and(|rule| rule < rules.len()), "each path belongs to a rule of the layer");
             let Some((rule, bound)) = rule.and_then(|rule| Some((rule, rules.get(rule)?))) else { continue };
             let mut own = None;
             let find_key = |bound: &BoundRule| match known.filter(|(other, _)| bound.has_key_of(other)) {
@@ -338,7 +338,7 @@ impl Ticket {
         let most = FOUND_MAX.saturating_sub(layer.most_charges);
         let mut strictest = Mode::Shadow;
         finder.find(head, &mut |rule, key, cost| {
-            debug_assert!(rule < count, "the source finds rules of its own version");
+            debug_assert!(rule < count, "the source finds only rules of its own version");
             let Some(bound) = layer.settings.rules.get(rule) else { return };
             let (policy, mode) = (bound.end() - 1, layer.mode_of(bound));
             strictest = strictest.stricter(mode);

@@ -27,7 +27,7 @@ pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, f
     if role == LinkedRole::Meter {
         charges.iter_mut().skip(first).for_each(|charged| charged.effect = Effect::Observe);
     }
-    debug_assert!(charges.len() - first <= usize::from(u8::MAX), "a rule with a linked policy has no more");
+    debug_assert!(charges.len() - first <= usize::from(u8::MAX), "a rule with a linked policy has at most 255 charges");
     let of = u8::try_from(charges.len() - first).unwrap_or(u8::MAX);
     charges.push(Charged { effect: Effect::OnRefusal { of }, ..Charged::new(policy, key, cost, mode) });
 }

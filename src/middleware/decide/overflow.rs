@@ -56,7 +56,7 @@ impl<S: Service<Request<B>>, B> Overflow<S, B> for NoOverflow {
     }
 
     fn call(self, _: Request<B>) -> Self::Future {
-        debug_assert!(false, "there is no overflow to call: it is never ready");
+        debug_assert!(false, "without an overflow, `ready` never returns a service to call");
         pending()
     }
 }

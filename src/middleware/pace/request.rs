@@ -34,7 +34,7 @@ where
             layer.diagnostics.notice(SetupWarningKind::NoEffect, || {
                 format!(
                     "a rule has pace_requests, which has no effect on a request's body of the type {body}: put a layer \
-                     outside of this one that makes it a body of axum or tonic (with these features), or an \
+                     outside of this one that makes the body one of axum or tonic (with these features), or an \
                      UnsyncBoxBody whose error is a Box<dyn Error + Send + Sync>"
                 )
             });

@@ -81,8 +81,8 @@ impl Rule {
         if self.policies.len() > 1 && self.choose.is_none() {
             return Err(ConfigError::together(
                 meter.name(),
-                "a rule of several quotas cannot meter what goes beyond them: what one of them takes another may be out \
-                 of; put the others into a rule of their own",
+                "a rule of several quotas cannot have a meter, because one quota may have units left when another has \
+                 none; put the other quotas into a rule of their own",
             ));
         }
         self.linked_to(meter, LinkedRole::Meter)

@@ -178,7 +178,7 @@ impl<T> Overrides<T> {
     ) -> Result<OverrideId, ConfigError> {
         // Calls these before it takes the lock, because the key, the clock and the value are the application's code.
         let Some(key) = key.into_key() else {
-            let message = "an override needs a key, and there is none: pass what the rule's extractor returns";
+            let message = "an override needs a key: pass the value that the rule's extractor returns";
             return Err(ConfigError::new(ConfigErrorKind::Missing, message));
         };
         let now = self.0.clock.now();
@@ -190,8 +190,8 @@ impl<T> Overrides<T> {
             }
             if table.count >= max_entries {
                 let message = format!(
-                    "the table is full: {max_entries} overrides have not ended; end those that are no longer needed, or \
-                     raise Overrides::max_entries"
+                    "the table is full: {max_entries} overrides have not ended; end overrides that are no longer \
+                     needed, or raise Overrides::max_entries"
                 );
                 return Err(ConfigError::new(ConfigErrorKind::Full, message));
             }
@@ -203,7 +203,7 @@ impl<T> Overrides<T> {
     }
 
     /// Ends an override. Returns whether there still was one of this identity.
-    #[expect(clippy::needless_pass_by_value, reason = "an identity is of no use afterwards")]
+    #[expect(clippy::needless_pass_by_value, reason = "the identity of an ended override is of no use")]
     pub fn end(&self, id: OverrideId) -> bool {
         let now = self.0.clock.now();
         self.change(|table, removed| table.keep_of(&id.key, |entry| entry.number != id.number, now, removed))

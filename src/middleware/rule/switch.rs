@@ -94,8 +94,8 @@ impl QuotaSwitch {
             return Err(ConfigError::new(
                 ConfigErrorKind::Combination,
                 format!(
-                    "the quota \"{before}\" cannot be changed to \"{quota}\": units, strikes of a block and what a meter \
-                     counts do not convert into each other; use a policy of another name"
+                    "the quota \"{before}\" cannot be changed to \"{quota}\": units, strikes of a block and units of a \
+                     meter do not convert into each other; use a policy of another name"
                 ),
             ));
         }

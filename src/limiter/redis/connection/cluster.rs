@@ -289,7 +289,10 @@ impl ClusterState {
                 range.fill(u16::try_from(at).unwrap_or(NO_SERVER));
             }
         }
-        debug_assert!(matches!(self.target.kind, TargetKind::Cluster(_)), "it was started with the URL of a cluster");
+        debug_assert!(
+            matches!(self.target.kind, TargetKind::Cluster(_)),
+            "the cluster was started with the URL of a cluster"
+        );
         let TargetKind::Cluster(seeds) = &self.target.kind else { return Ok(()) };
         let replicas = slots.replicas.into_iter().filter(|replica| !seeds.contains(replica));
         map.others = replicas.chain(seeds.iter().take(MASTERS).cloned()).collect();

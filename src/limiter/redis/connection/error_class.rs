@@ -112,7 +112,7 @@ impl CallFailure {
         Self {
             cause: Cause::Answer,
             error: misconfigured(format!(
-                "Redis at {server} wants another certificate of its client: tls_identity(…): {words}"
+                "Redis at {server} wants another certificate of its client, which tls_identity(…) sets: {words}"
             )),
         }
     }
@@ -175,19 +175,23 @@ const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
          +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire ~<prefix>:* and, in a cluster, +cluster|slots +asking",
     ),
     (&["BUSY", "OOM", "MISCONF", "UNKILLABLE"], StoreErrorKind::Unavailable, "cannot serve now"),
-    (&["WRONGTYPE"], StoreErrorKind::Foreign, "has something else under a key"),
+    (&["WRONGTYPE"], StoreErrorKind::Foreign, "has a value of another type under a key"),
     (
         &["unknown command", "Unknown Redis command", "Error compiling script"],
         StoreErrorKind::Misconfigured,
-        "does not know a command or cannot compile the script; Redis 6.2 or later is needed, and a proxy has to pass \
-         EVALSHA and EVAL on",
+        "does not know a command or cannot compile the script; Redis 6.2 or later is needed, and a proxy must forward \
+         EVALSHA and EVAL",
     ),
     (
         &["cluster support disabled"],
         StoreErrorKind::Misconfigured,
-        "is not a cluster: its URL begins with redis:// or rediss://",
+        "is not a cluster: use a URL that begins with redis:// or rediss://",
     ),
-    (&["Error running script", "user_script"], StoreErrorKind::Foreign, "could not make sense of what it has stored"),
+    (
+        &["Error running script", "user_script"],
+        StoreErrorKind::Foreign,
+        "has a stored value that the script cannot read",
+    ),
     // These errors stay until the configuration is fixed: keys of several slots, a password for a server that has
     // none, a database that does not exist, or a command with other arguments.
     (

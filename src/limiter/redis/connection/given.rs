@@ -26,8 +26,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
 
     async fn call(&self, command: Command<'_>) -> Result<RedisReply, CallFailure> {
         if *self.is_cluster.get_or_try_init(|| self.find_mode()).await? {
-            let words =
-                "it belongs to a cluster: connect with a URL that begins with redis-cluster:// or rediss-cluster://";
+            let words = "the server belongs to a cluster: connect with a URL that begins with redis-cluster:// or \
+                         rediss-cluster://";
             return Err(CallFailure::unusable(&self.address, words));
         }
         let answer = self.connection.clone().req_packed_command(&packed(command)).await;

@@ -291,7 +291,7 @@ impl Link {
                 return Err(CallFailure { cause: Cause::Silent, ..CallFailure::timeout(message) });
             } else if longest <= now {
                 self.restart_garbled_connection();
-                let message = format!("Redis at {} answered later calls and not this one", self.address);
+                let message = format!("Redis at {} answered later calls, but not this call", self.address);
                 return Err(CallFailure { cause: Cause::NoTime, ..CallFailure::timeout(message) });
             } else {
                 due = silent_at.min(longest);
@@ -368,7 +368,11 @@ impl Link {
     /// Returns a hint for a server that does not answer although its URL asks for TLS. A server that does not speak TLS
     /// waits for more.
     fn tls_hint(&self) -> &'static str {
-        if self.transport.uses_tls() { "; if that port does not speak TLS, the URL begins with redis://" } else { "" }
+        if self.transport.uses_tls() {
+            "; if that port does not speak TLS, use a URL that begins with redis://"
+        } else {
+            ""
+        }
     }
 
     /// Gives the connection newer credentials. The result is not recorded.
@@ -571,8 +575,8 @@ impl Link {
         }
         let (waited, connecting) = (rounded(waited), rounded(*lock(&self.connecting)));
         let message = format!(
-            "Redis at {} answers no script within {waited:?}, over a connection that was made in {connecting:?}: it is \
-             busy or stands still, or the way to it is slow",
+            "Redis at {} answers no script within {waited:?}, over a connection that was made in {connecting:?}: the \
+             server is busy or suspended, or the network is slow",
             self.address
         );
         let error = RedisError::new(StoreErrorKind::Unavailable, message);
@@ -715,7 +719,7 @@ impl ConnectionObserver for Link {
     /// Records that there is a connection. If the server is believed dead, it is then probed,
     /// because it may still run no scripts.
     fn record_connection(&self) {
-        debug_assert!(!self.is_connected(), "a connection is made after the last one has ended");
+        debug_assert!(!self.is_connected(), "a connection is made only after the last connection has ended");
         self.record_hearing();
         *lock(&self.connecting) = lock(&self.attempted_at).elapsed();
         *lock(&self.changed_at) = Instant::now();

@@ -178,7 +178,8 @@ impl RedisConnections {
             Ok(value) => Ok(Some(value)),
             Err(failure) if matches!(failure.cause, Cause::Moved(_) | Cause::Ask(_)) => {
                 let error = misconfigured(format!(
-                    "Redis at {} belongs to a cluster: its URL begins with redis-cluster:// or rediss-cluster://",
+                    "Redis at {} belongs to a cluster: use a URL that begins with redis-cluster:// or \
+                     rediss-cluster://",
                     link.address
                 ));
                 link.report_misconfiguration(&error);
@@ -294,7 +295,7 @@ impl RedisConnections {
 }
 
 fn runtime() -> Result<Handle, RedisError> {
-    let message = "Redis is reached from within a tokio runtime, with its timers and I/O enabled";
+    let message = "a connection to Redis needs a tokio runtime with its timers and I/O enabled";
     Handle::try_current().map_err(|_| misconfigured(message))
 }
 

@@ -80,7 +80,7 @@ impl FredTarget {
                 }
                 None => return Err(misconfigured("the URL for Redis names no sentinel")),
             },
-            #[allow(unreachable_patterns, reason = "features of fred's that others enable add kinds")]
+            #[allow(unreachable_patterns, reason = "another crate may enable features of fred that add variants")]
             _ => return Err(misconfigured("the URL for Redis names no host")),
         };
         Ok((Self(config), kind))
@@ -153,7 +153,7 @@ impl Drop for FredTask {
 impl Fred {
     /// Makes a client of one connection.
     fn client(&self) -> Result<Client, CallFailure> {
-        let refused = |error| misconfigured("fred does not take these settings").caused_by(error);
+        let refused = |error| misconfigured("fred does not accept these settings").caused_by(error);
         self.builder.build().map_err(|error| CallFailure { cause: Cause::Answer, error: refused(error) })
     }
 

@@ -178,7 +178,7 @@ impl Dial {
 }
 
 fn refused(error: ClientError) -> RedisError {
-    misconfigured("the crate redis does not take these settings").caused_by(error)
+    misconfigured("the crate redis does not accept these settings").caused_by(error)
 }
 
 impl RedisRs {

@@ -71,7 +71,9 @@ fn check_parameters(scheme: &str, url: &str) -> Result<(), RedisError> {
         return Ok(());
     }
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    Err(misconfigured(format!("the URL for Redis has a parameter that {scheme}:// does not have: it has {known}")))
+    Err(misconfigured(format!(
+        "the URL for Redis has a parameter that {scheme}:// does not have; its parameters: {known}"
+    )))
 }
 
 /// Returns an error if certificates that were handed in would not be used.

@@ -65,7 +65,7 @@ impl Url {
                 "node" => {
                     // Requires a port, because fred has no default port for a node either.
                     let node = address(&value, 0).filter(|node| node.port != 0);
-                    hosts.push(node.ok_or_else(|| wrong("a node is written as host:port"))?);
+                    hosts.push(node.ok_or_else(|| wrong("write a node as host:port"))?);
                 }
                 "sentinelServiceName" => service = Some(value),
                 "sentinelUsername" => sentinels.username = Some(value),
@@ -75,12 +75,13 @@ impl Url {
         }
         let kind = match service {
             Some(service) if is_sentinel => UrlKind::Sentinel { service, login: sentinels },
-            None if is_sentinel => return Err(wrong("it needs ?sentinelServiceName=, the name of the master")),
+            None if is_sentinel => return Err(wrong("add ?sentinelServiceName=, the name of the master")),
             _ if scheme.ends_with("-cluster") => UrlKind::Cluster,
             _ => UrlKind::One,
         };
         let database = if path.is_empty() { "0" } else { path };
-        let database = database.parse().map_err(|_| wrong("what follows the host must be the number of a database"))?;
+        let database =
+            database.parse().map_err(|_| wrong("the path after the host must be the number of a database"))?;
         Ok(Self { uses_tls: scheme.starts_with("rediss"), kind, hosts, login, database })
     }
 }

@@ -119,7 +119,10 @@ impl Dispatcher {
         }
         for answer in &mut answers {
             if let Ok(RedisAnswer::Outside(now)) = answer {
-                let message = format!("the server's time jumps from one call to the next: it is now {}", Utc(*now));
+                let message = format!(
+                    "the server's time jumps from one call to the next: the server's time is now {}",
+                    Utc(*now)
+                );
                 *answer = Err(RedisError::new(StoreErrorKind::Unavailable, message));
             }
         }
@@ -189,7 +192,7 @@ impl Dispatcher {
     async fn lone(&self, request: &WireRequest, until: Instant, server_time: Option<Timestamp>) -> RequestResult {
         match self.answers(&[request], until, server_time, &mut None).await.pop() {
             None | Some(Ok(RedisAnswer::Elsewhere)) => {
-                let message = "the key went to another server of the cluster while it was asked for";
+                let message = "the key moved to another server of the cluster during the call";
                 Err(RedisError::new(StoreErrorKind::Unavailable, message))
             }
             Some(answer) => answer,

@@ -64,7 +64,9 @@ impl KeySpace {
             None => Box::default(),
             Some(groups) if (1..=SLOTS).contains(&groups) => spread(groups),
             Some(groups) => {
-                return misconfigured(format!("{groups} groups are not possible: 1 to {SLOTS}, one for each slot"));
+                return misconfigured(format!(
+                    "{groups} groups are not possible: use 1 to {SLOTS}, at most one for each slot"
+                ));
             }
         };
         Ok(Self { before: format!("{prefix}:2:{{").into_boxed_str(), callers, groups })

@@ -291,8 +291,8 @@ fn decide_places(charge: &WireCharge, held: u64, notes: u8, cost: u64, how: Take
 fn foreign(request: &WireRequest) -> RedisError {
     let policy = request.charges.first().map_or("", |charge| charge.policy.name());
     let message = format!(
-        "this version cannot read the state of the policy \"{policy}\": something else uses such keys; \
-         delete it, or choose another prefix"
+        "this version cannot read the state of the policy \"{policy}\": another program or version uses such \
+         keys; delete the key, or choose another prefix"
     );
     naming_keys(RedisError::new(StoreErrorKind::Foreign, message), request)
 }

@@ -29,7 +29,7 @@ pub(in crate::limiter::redis) enum WireOperation {
 /// The position of the first form in a run.
 const FORMS_AT: usize = 9;
 
-const _: () = assert!(CHARGES_MAX <= u16::MAX as usize, "a run has the number of its keys in 16 bits");
+const _: () = assert!(CHARGES_MAX <= u16::MAX as usize, "a run stores the number of its keys in 16 bits");
 
 /// A request whose keys are all in one slot, or on one server.
 #[derive(Clone, Debug)]
@@ -163,7 +163,7 @@ impl WireRequest {
     #[cfg(test)]
     pub(in crate::limiter::redis) fn refunded_units(&self, quota: &crate::quota::Quota) -> u64 {
         use crate::algorithm::{Decider, PairDecider};
-        let held = self.run.last_chunk::<32>().expect("a refund's form ends with what the receipt holds");
+        let held = self.run.last_chunk::<32>().expect("a refund's form ends with the numbers of the receipt");
         let number = |at: usize| f64::from_le_bytes(held[at..at + 8].try_into().expect("it has eight bytes"));
         if !matches!(quota.decider(), Decider::Pair(PairDecider::Gcra(_) | PairDecider::WideGcra(_), _)) {
             return number(0) as u64;

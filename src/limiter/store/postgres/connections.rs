@@ -335,7 +335,7 @@ async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedErr
     // Catches a panic, because no other attempt would be made if this one ended without a result.
     let opened = match Deadline::after(OPEN).timeout(AssertUnwindSafe(opening).catch_unwind()).await {
         Some(Ok(opened)) => opened.map_err(Into::into),
-        Some(Err(_)) => Err("the TLS that the application gave panicked".into()),
+        Some(Err(_)) => Err("the application's code for TLS panicked".into()),
         None => Err("the server did not answer within 5 s".into()),
     };
     let Some(inner) = inner.upgrade() else { return };

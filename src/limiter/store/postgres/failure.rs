@@ -68,7 +68,7 @@ pub(super) fn store_error(error: BoxError, name: &str, create: &str, phase: Phas
         None if is_read_only(&*error) => read_only(name, phase),
         None if is_of(&*error, &SETUP) || (phase == Phase::Setup && is_of(&*error, &[HANDSHAKE])) => {
             let message = format!(
-                "the connection to {name} is not configured rightly: check the address, and use connect_with for TLS"
+                "the connection to {name} is not configured correctly: check the address, and use connect_with for TLS"
             );
             (StoreErrorKind::Misconfigured, message)
         }
@@ -81,7 +81,7 @@ fn of_code(code: &SqlState, name: &str, create: &str, phase: Phase) -> (StoreErr
     use StoreErrorKind::{Contended, Misconfigured, Timeout, Unavailable};
     let is_of = |class: &str| code.code().starts_with(class);
     if *code == SqlState::UNDEFINED_TABLE || *code == SqlState::INVALID_SCHEMA_NAME {
-        let how = "create it with this statement, or have PostgresStoreBuilder::create_table do it";
+        let how = "create the table with this statement, or with PostgresStoreBuilder::create_table";
         (Misconfigured, format!("{name} has no table for the limits: {how}: {create};"))
     } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
         read_only(name, phase)
@@ -90,12 +90,15 @@ fn of_code(code: &SqlState, name: &str, create: &str, phase: Phase) -> (StoreErr
     } else if is_of("28") || is_of("3D") {
         (Misconfigured, format!("{name} refuses the connection: check user, password and database"))
     } else if is_of("42") || is_of("22") || is_of("23") || is_of("0A") {
-        let how = "compare it with what PostgresStoreBuilder::create_sql returns";
-        (Misconfigured, format!("{name} does not take the statement, so the table has another form: {how}"))
+        let how = "compare the table with the statement of PostgresStoreBuilder::create_sql";
+        (Misconfigured, format!("{name} rejects the statement, so the table has another form: {how}"))
     } else if *code == SqlState::LOCK_NOT_AVAILABLE {
         (Contended, format!("another transaction at {name} holds the row for longer than max_lock_wait"))
     } else if *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED {
-        (Contended, format!("{name} undid the statement each time, because others changed the same rows"))
+        (
+            Contended,
+            format!("{name} rolled the statement back each time, because other transactions changed the same rows"),
+        )
     } else if *code == SqlState::QUERY_CANCELED {
         (Timeout, format!("{name} took too long, and the statement was cancelled"))
     } else {

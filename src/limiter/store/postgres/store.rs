@@ -315,7 +315,7 @@ impl<C: Connections> Inner<C> {
                 answer => return answer.map(|Rows(rows)| rows),
             }
         }
-        Err("the statement was run too often".into())
+        Err("no try of the statement succeeded".into())
     }
 
     /// Counts inserted values, and sweeps if there were enough.
