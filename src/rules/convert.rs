@@ -199,7 +199,7 @@ impl ConvertedRule {
         }
         if !action.is_empty() {
             let action = action.join(",");
-            rule.notes.push(format!("The program registers by RulesBuilder::action which requests are {action}."));
+            rule.notes.push(format!("The program says with RulesBuilder::action which requests are {action}."));
             rule.matches.push(format!("action: {}", quoted(&action)));
         }
         rule
@@ -243,7 +243,7 @@ impl ConvertedRule {
                 let name = encoded(key).to_string();
                 let name = if can_be_registered(&name) { name } else { format!("descriptor-{name}") };
                 self.is_registered = true;
-                self.notes.push(format!("The program registers the key {name} by RulesBuilder::key."));
+                self.notes.push(format!("The program registers the key {name} with RulesBuilder::key."));
                 quoted(&name)
             },
             str::to_owned,

@@ -273,7 +273,7 @@ impl<L: Limiter> Core<L> {
         let mut settled = reply.await?;
         let mut too_late = Vec::new();
         for (at, rest) in short.into_iter().zip(settled.charges_mut()) {
-            debug_assert!(at < plan.counters.len(), "a charge is of a counter of the plan");
+            debug_assert!(at < plan.counters.len(), "each charge belongs to a counter of the plan");
             let Some(counter) = plan.counters.get_mut(at) else { continue };
             if counter.window_ended_before(rest) {
                 let (policy, key) = (counter.policy.clone(), counter.key.clone());

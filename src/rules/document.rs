@@ -159,8 +159,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
 /// Says what is wrong with a text that is not YAML, and how to fix it. The parser's own messages name productions of
 /// the grammar, and may change with any version. So words in these messages only select one of our own messages.
 fn not_yaml(info: &str) -> &'static str {
-    const INDENTED: &str = "the line does not fit the lines before it: indent what belongs together alike, and write a space \
-                            after the colon of `name: value`";
+    const INDENTED: &str = "the line does not fit the lines before it: indent lines that belong together equally, and \
+                            write a space after the colon of `name: value`";
     const CHOICES: &[(&[&str], &str)] = &[
         (
             &["expected ','"],
@@ -169,7 +169,7 @@ fn not_yaml(info: &str) -> &'static str {
         ),
         (
             &["tabs ", "tab cannot", "found a tab", "with a tab", "valid YAML whitespace"],
-            "YAML is indented by spaces, so write spaces in the place of the tab",
+            "YAML is indented by spaces, so write spaces instead of the tab",
         ),
         (
             &["mapping values", "placement of ':'"],
@@ -178,7 +178,7 @@ fn not_yaml(info: &str) -> &'static str {
         ),
         (
             &["escape", "hexadecimal"],
-            "a backslash in double quotes begins an escape that does not exist: write it twice, or take single quotes",
+            "a backslash in double quotes begins an escape that does not exist: write it twice, or use single quotes",
         ),
         (&["eof", "end of stream"], "the text ends too early: a quotation mark, a bracket or a brace is not closed"),
         (&["trailing content"], "nothing can stand after the closing quotation mark: put the whole text into quotes"),
@@ -260,7 +260,7 @@ pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Parsed<'a
         Builder { problems, open: Vec::new(), anchored: HashMap::new(), root: None, size: Size::default() };
     let is_whole = builder.events(text).is_some();
     if builder.root.is_none() && is_whole {
-        let message = "the file is empty: if there shall be no rules, write `rules: []`";
+        let message = "the file is empty: if you want no rules, write `rules: []`";
         builder.problems.add(RulesErrorKind::Syntax, Position::START, message);
     }
     Parsed { first: builder.root, is_whole }

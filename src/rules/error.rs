@@ -66,7 +66,7 @@ impl RulesError {
     pub(crate) fn unusable_name(name: &str) -> Self {
         let mut problems = Problems::new("");
         let message = format!(
-            "no key can be registered as {}: take one word that is neither ready-made nor like `header:x` or `/x`",
+            "no key can be registered as {}: use one word that is not a built-in key and not like `header:x` or `/x`",
             Quoted(name)
         );
         problems.add(RulesErrorKind::Name, Position::START, message);

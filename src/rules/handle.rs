@@ -90,7 +90,7 @@ impl Rules {
     pub fn layer<L: Limiter>(&self, limiter: L) -> Result<RateLimitLayer<L>, RulesError> {
         if self.0.tree().is_some() && !self.0.describes() {
             return Err(RulesError::of_file(
-                "the file has Envoy's form, and nothing says which descriptors a request has: say it by \
+                "the file has Envoy's form, and the program does not say which descriptors a request has: set \
                  RulesBuilder::descriptors, or use Rules::descriptor_limits if there are no HTTP requests",
             ));
         }

@@ -149,7 +149,7 @@ impl RuleStore {
 
     /// Notes that the rules of the last reading were not put in force, so that the next reading counts as a change.
     pub(super) fn forget_reading(&self) {
-        self.state().read = Err(RulesError::of_file("the rules were read, and a limiter panicked about them"));
+        self.state().read = Err(RulesError::of_file("the rules were read, but a limiter panicked when it got them"));
     }
 
     /// Reads the file, and puts its rules in force if `is_wanted` returns true. Otherwise returns `None`.
@@ -470,8 +470,8 @@ impl InForce {
                 problems.add(RulesErrorKind::Value, Position::START, message);
             }
             (Some(_), None) | (None, Some(_)) => {
-                let message =
-                    "the file changes between Envoy's form and the other: that needs a restart of the program";
+                let message = "the file changes between Envoy's form and the form with `rules`: that needs a restart \
+                               of the program";
                 problems.add(RulesErrorKind::Value, Position::START, message);
             }
             _ => {}

@@ -72,7 +72,7 @@ impl Times {
             (u32::try_from(local.rem_euclid(i64::from(WEEK))).unwrap_or(0), length)
         });
         let times = Self { zones: vec![ZoneTimes::of(zone, spans.collect())] };
-        if times.is_always() { Err("every time is in it: leave it out".to_owned()) } else { Ok(times) }
+        if times.is_always() { Err("`time` includes every time: leave it out".to_owned()) } else { Ok(times) }
     }
 
     /// Returns times that include each of the given times.
@@ -243,7 +243,7 @@ fn times_of_day(word: &str) -> Result<(u32, u32), String> {
         ));
     }
     if begin == end {
-        return Err(format!("{} begins and ends at once: for the whole day leave it out", Quoted(word)));
+        return Err(format!("{} begins and ends at the same time: for the whole day leave it out", Quoted(word)));
     }
     Ok((begin, end))
 }

@@ -29,7 +29,7 @@ use crate::quota::error::NAME_MAX;
 ///     Descriptor::new([("path", "/upload"), ("remote_address", "192.0.2.1")]).hits(5);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "a descriptor is charged only if it is returned or asked about"]
+#[must_use = "a descriptor is charged only after it is returned or passed to a request"]
 pub struct Descriptor {
     pub(super) entries: Vec<(String, String)>,
     pub(super) hits: u64,

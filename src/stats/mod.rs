@@ -29,7 +29,7 @@ mod snapshot;
 #[cfg(feature = "tracing")]
 mod span;
 mod state;
-#[expect(clippy::module_inception, reason = "the file of the type that the folder is named after")]
+#[expect(clippy::module_inception, reason = "the file is named after its type, like the folder")]
 mod stats;
 mod stores;
 

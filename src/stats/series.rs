@@ -97,7 +97,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.begin(
         "ratelimit_paced_bytes_total",
         MetricKind::Counter,
-        "Bytes of the bodies that a policy paced, at their end.",
+        "Bytes of the bodies that a policy paced, counted when a body ends.",
     );
     paces().for_each(|policy| to.sample(&[("policy", policy.name())], policy.paced_bytes()));
 
@@ -148,7 +148,8 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         ),
         (
             "ratelimit_limiter_scripts_forgotten_total",
-            "Times that a server of Redis did not know scripts that it had run: it was restarted, or is another one.",
+            "Times that a server of Redis did not know scripts that it had run: it was restarted, or is another \
+             server.",
             events.scripts_forgotten(),
         ),
     ];
@@ -203,9 +204,11 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     let gauges: [Metric<OfFleet>; 3] = [
         ("ratelimit_fleet_revision", "Changes that operators made for all processes.", |(revision, ..)| revision),
         ("ratelimit_fleet_hash", "Hash of the operators' settings, the same in all processes.", |(_, hash, _)| hash),
-        ("ratelimit_fleet_since_timestamp_seconds", "When it came into force in this process.", |(.., since)| {
-            since.as_micros() / 1_000_000
-        }),
+        (
+            "ratelimit_fleet_since_timestamp_seconds",
+            "When the operators' settings came into force in this process.",
+            |(.., since)| since.as_micros() / 1_000_000,
+        ),
     ];
     for (name, help, value) in gauges {
         to.begin(name, MetricKind::Gauge, help);

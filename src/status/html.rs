@@ -199,7 +199,8 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     let errors: u64 = events.errors().map(|(_, count)| count).sum();
     if events.checks().count() + errors > 0 {
         let checks = events.checks();
-        let label = format!("half of {} checks of the store; {} of 99 %", Count(checks.count()), bound(checks, 99));
+        let label =
+            format!("time for half of {} checks of the store; {} for 99 %", Count(checks.count()), bound(checks, 99));
         tile(html, bound(checks, 50), label, false)?;
         let kinds: Vec<String> =
             events.errors().filter(|(_, count)| *count > 0).map(|(kind, count)| format!("{count} {kind}")).collect();

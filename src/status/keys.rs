@@ -46,7 +46,7 @@ pub(super) fn most_limited(html: &mut String, view: &PageView) -> fmt::Result {
 pub(super) fn most_used(html: &mut String, view: &PageView) -> fmt::Result {
     let policies = view.rows.iter().filter_map(|row| row.stats.as_ref());
     let keys = policies.flat_map(|policy| policy.most_used().iter().take(USED_EACH_MAX));
-    top(html, "Used most, of late, before settlements", ("units", "about "), keys.take(KEYS_MAX))
+    top(html, "Used most lately, before settlements", ("units", "about "), keys.take(KEYS_MAX))
 }
 
 /// Lists the keys that hold the most units of concurrency limits.

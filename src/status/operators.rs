@@ -172,9 +172,9 @@ impl Operators {
             (None, None) => None,
         };
         let (Some(mut target), Some(token)) = (found, token) else {
-            let message = "this `token` is unknown: explain the request or the key again. A token holds for one \
-                           action, for five minutes, and for the operator who explained. In another process it holds \
-                           if all share a fleet, and with the fields of the request that was explained";
+            let message = "this `token` is unknown: explain the request or the key again. A token is valid for one \
+                           action, for five minutes, and for the operator who explained. Another process accepts it if \
+                           all processes share a fleet, and only with the fields of the explained request";
             return Err((StatusCode::CONFLICT, message.into()));
         };
         narrow(&mut target)?;
@@ -195,7 +195,7 @@ impl Operators {
 
     /// Begins an action. The action is reported when it has ended, even if it is cut off.
     pub(super) fn begin<'a>(&'a self, stats: &'a Stats, operator: &str, done: Done) -> Underway<'a> {
-        let error = "it was cut off, so it may be done or not: explain the request again".into();
+        let error = "the action was cut off, so it may be done or not: explain the request again".into();
         let action = OperatorAction { at: stats.now(), operator: operator.into(), done, error: Some(error) };
         Underway { operators: self, stats, action }
     }

@@ -86,7 +86,7 @@ impl<L: Limiter, O: Send + Sync> ErasedLayer for LayerSource<L, O> {
         Box::pin(async move {
             let decision = self.limiter().peek(&[Charge::new(policy, key).cost(cost)]).await;
             let decision = decision.map_err(|error| WithSources(&error).to_string())?;
-            decision.charges().first().cloned().ok_or_else(|| "the limiter answered for no charge".to_owned())
+            decision.charges().first().cloned().ok_or_else(|| "the limiter's answer has no charge".to_owned())
         })
     }
 

@@ -186,9 +186,10 @@ impl LayerKeys {
         };
         if !self.held.iter().any(is_meant) {
             return Err(match act {
-                Act::Own(name) => {
-                    wrong(&format!("`{name}` is for keys of {}: choose it, or explain such a key", own.join(", ")))
-                }
+                Act::Own(name) => wrong(&format!(
+                    "`{name}` is for keys of {}: choose that policy, or explain such a key",
+                    own.join(", ")
+                )),
                 _ => wrong("no block is among these policies: `reset` forgets what the key has used"),
             });
         }

@@ -446,7 +446,10 @@ async fn action_that_is_cut_off_is_reported() {
     assert!(world.audited().is_empty());
     drop(answer);
     let [line] = world.audited().try_into().unwrap();
-    assert!(line.ends_with("failed: it was cut off, so it may be done or not: explain the request again"), "{line}");
+    assert!(
+        line.ends_with("failed: the action was cut off, so it may be done or not: explain the request again"),
+        "{line}"
+    );
 }
 
 #[tokio::test]

@@ -126,7 +126,7 @@ async fn keys_that_use_most_are_shown_if_they_are_counted() {
     let used = &client["most_used"][0];
     assert_eq!((&used["units"], &used["name"]), (&3.into(), &"<b>\u{202e}192.0.2.1".into()));
     let (_, html) = text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await;
-    let (_, most_used) = html.split_once("<h2>Used most, of late, before settlements</h2>").unwrap();
+    let (_, most_used) = html.split_once("<h2>Used most lately, before settlements</h2>").unwrap();
     assert!(most_used.contains("about 3<") && most_used.contains("192.0.2.1"), "{most_used}");
 }
 

@@ -41,8 +41,8 @@ pub(super) fn extractor(spec: &At<KeySpec>, names: &Names) -> Result<Read<Option
             Some(proxies) => read(key::client_ip(proxies.clone())),
             None => {
                 return Err(error(
-                    "`client-ip` needs the proxies whose reports are believed: name them by \
-                     RulesBuilder::trusted_proxies, or write `peer-ip` if clients connect directly",
+                    "`client-ip` needs the proxies that you trust: name them with RulesBuilder::trusted_proxies, or \
+                     write `peer-ip` if clients connect directly",
                 ));
             }
         },

@@ -67,7 +67,7 @@ pub(super) fn bind(file: &FileSpec, names: &Arc<Names>, history: RulesHistory, p
         binder.add_rule(rule);
     }
     let is_complete = binder.rules.len() >= file.rules.len();
-    debug_assert!(is_complete || !binder.problems.is_empty(), "a rule that is left out has a problem");
+    debug_assert!(is_complete || !binder.problems.is_empty(), "a rule that was left out has reported a problem");
     let tree = file.domain.as_ref().map(|domain| Arc::new(binder.tree(domain)));
     let count = if tree.is_some() { binder.rules.len() } else { file.rules.len() };
     let lists = access_list(&file.access, names).into_iter().collect();
@@ -136,8 +136,8 @@ impl Binder<'_, '_> {
         let mut patterns = spec.matches.path.iter().chain(of_not);
         let Some(pattern) = patterns.find(|pattern| self.names.folded_paths && !pattern.is_folded()) else { return };
         let message = format!(
-            "no path matches `{pattern}`, because paths are compared in lower case, without `;parameters` and without a \
-             slash at the end: write it so"
+            "no path matches `{pattern}`, because paths are compared in lower case, without `;parameters` and without \
+             a slash at the end: write the pattern in this form"
         );
         self.problems.add(RulesErrorKind::Value, spec.position, message);
     }
@@ -210,8 +210,7 @@ impl Binder<'_, '_> {
     fn take_stored_name(&mut self, position: Position, stored: &str, capacity: u64) -> Option<u64> {
         let taken = self.stored.take(stored, capacity, position.line);
         let problem = |line: usize| {
-            let message =
-                format!("what clients used is stored as `{stored}`, and so it is for the rule in line {line}");
+            let message = format!("what clients used is stored as `{stored}`, as for the rule in line {line}");
             self.problems.add(RulesErrorKind::Name, position, message);
         };
         taken.map_err(problem).ok()

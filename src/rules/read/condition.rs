@@ -150,7 +150,7 @@ impl ValueReader<'_, '_, '_> {
         }
         if !text.is_ascii() {
             let message =
-                format!("{} never matches, as clients send hosts in ASCII: write it as `xn--…`", Quoted(&text));
+                format!("{} never matches, because clients send hosts in ASCII: write it as `xn--…`", Quoted(&text));
             return self.refuse(RulesErrorKind::Value, node.position, message);
         }
         let text = text.strip_suffix('.').unwrap_or(&text);

@@ -223,8 +223,9 @@ impl ValueReader<'_, '_, '_> {
     fn quota_mode(&mut self, fields: &Fields<'_, '_>) {
         if self.is_true(fields, "quota_mode") {
             let position = fields.entry("quota_mode").map_or(fields.position, |entry| entry.position);
-            let message = "`quota_mode` is not supported: every limit that a request is over refuses it. Leave it out if a request \
-                           meets one such limit only, which is the same. Write `shadow_mode: true` in its place to count and let pass";
+            let message = "`quota_mode` is not supported: each limit that a request exceeds refuses it. Leave \
+                           `quota_mode` out if each request meets only one such limit, because the effect is then the \
+                           same. Write `shadow_mode: true` instead to count requests and let them pass";
             self.problems.add(RulesErrorKind::Field, position, message);
         }
     }

@@ -89,7 +89,7 @@ impl ValueReader<'_, '_, '_> {
         }
         if name.starts_with('/') {
             let message = format!(
-                "{} is not a key: a key is whose allowance is charged; to limit the requests of a path, write {}",
+                "{} is not a key: a key says whose allowance is charged; to limit the requests of a path, write {}",
                 Quoted(name),
                 Quoted(&format!("match: {{path: {name}}}"))
             );

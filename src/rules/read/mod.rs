@@ -83,7 +83,7 @@ impl ValueReader<'_, '_, '_> {
                     self.version(version);
                 }
                 let mut shared = self.shared(&fields);
-                if let Some(rules) = self.required(&fields, "rules", "; if there shall be none, write `rules: []`") {
+                if let Some(rules) = self.required(&fields, "rules", "; if you want no rules, write `rules: []`") {
                     file.rules = self.rules(rules, RuleForm::Rule, &mut shared);
                 }
                 file.unused = shared.unused();
@@ -134,7 +134,10 @@ impl ValueReader<'_, '_, '_> {
         // Compares the names of all rules, even of a rule whose other fields could not be read.
         let mut taken = UsedNames::default();
         let rules: Vec<RuleSpec> = nodes.iter().filter_map(|node| self.rule(node, form, shared, &mut taken)).collect();
-        debug_assert!(rules.len() == nodes.len() || !self.problems.is_empty(), "a rule that is left out has a problem");
+        debug_assert!(
+            rules.len() == nodes.len() || !self.problems.is_empty(),
+            "a rule that was left out has reported a problem"
+        );
         taken.compare(self.problems);
         rules
     }

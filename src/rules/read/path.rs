@@ -57,10 +57,10 @@ fn literal(part: &str) -> Result<Box<str>, String> {
         ));
     }
     if let Some(name) = part.strip_prefix(':') {
-        return Err(format!("a segment is named as in axum 0.8, {}", Quoted(&format!("{{{name}}}"))));
+        return Err(format!("write a named segment as in axum 0.8, {}", Quoted(&format!("{{{name}}}"))));
     }
     if part.starts_with('*') {
-        return Err("the rest of a path is named as in axum 0.8, `{*rest}`".to_owned());
+        return Err("write the rest of a path as in axum 0.8, `{*rest}`".to_owned());
     }
     if part.contains(['?', '#']) {
         return Err(
@@ -68,7 +68,7 @@ fn literal(part: &str) -> Result<Box<str>, String> {
         );
     }
     if part.contains('*') {
-        return Err(format!("in {} the `*` stands for nothing else: write `{{name}}` or `{{*rest}}`", Quoted(part)));
+        return Err(format!("in {} the `*` is not a wildcard: write `{{name}}` or `{{*rest}}`", Quoted(part)));
     }
     let encoded = utf8_percent_encode(part, ENCODED).to_string();
     if encoded != part {

@@ -69,7 +69,7 @@ impl ValueReader<'_, '_, '_> {
             if let Some(other) = quotas.iter().find(|other| other.counts_alike(&quota)) {
                 let message = format!(
                     "the quotas \"{}\" and \"{}\" count alike and would charge each request twice for one limit: keep \
-                     the one that is meant",
+                     only the quota that you mean",
                     other.value, quota.value
                 );
                 self.problems.add(RulesErrorKind::Value, item.position, message);
@@ -248,7 +248,7 @@ impl ValueReader<'_, '_, '_> {
             let fields = self.fields(node, "`cost`", COST)?;
             match fields.get("reserve") {
                 Some(_) if fields.entries.len() > 1 => {
-                    let message = "`reserve` stands alone: write the header into it, as in \
+                    let message = "`reserve` cannot have other fields beside it: write the header into it, as in \
                                    `{reserve: {header: x-cost, at-most: 100}}`";
                     return self.refuse(RulesErrorKind::Field, node.position, message);
                 }

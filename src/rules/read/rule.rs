@@ -115,7 +115,8 @@ impl ValueReader<'_, '_, '_> {
         for field in ["cost", "warn-at", "block", "candidate"] {
             if let Some(node) = fields.get(field) {
                 let message = format!(
-                    "`{field}` is of requests, and a rule with `pace` charges none: leave it out, or write a rule of its own"
+                    "`{field}` applies to requests, and a rule with `pace` charges no requests: leave it out, or write \
+                     a rule of its own"
                 );
                 self.problems.add(RulesErrorKind::Field, node.position, message);
             }
@@ -129,7 +130,8 @@ impl ValueReader<'_, '_, '_> {
             QuotaSpec::Plans(plans) => plans.quotas.iter().map(|(_, quota)| quota).collect(),
         };
         if let Some(quota) = quotas.into_iter().find(|quota| !quota.algorithm().is_rate()) {
-            let message = format!("`pace` needs a rate, such as `1 MB per second`, and \"{}\" is none", quota.value);
+            let message =
+                format!("`pace` needs a rate, such as `1 MB per second`, and \"{}\" is not a rate", quota.value);
             self.problems.add(RulesErrorKind::Value, quota.position, message);
         }
     }
@@ -161,7 +163,7 @@ impl ValueReader<'_, '_, '_> {
             return None;
         }
         let message = match is_helped {
-            true => "neither the rule nor its template nor `defaults` has a `key`: write it, such as `key: client-ip`",
+            true => "neither the rule nor its template nor `defaults` has a `key`: write one, such as `key: client-ip`",
             false => "a rule needs `key`, such as `key: client-ip`",
         };
         self.refuse(RulesErrorKind::Field, fields.position, message)
