@@ -1,35 +1,35 @@
 //! The callers that wait in line until a limiter admits them.
 //!
-//! A line is for one policy's name and one key. Its first caller asks the limiter. If the limiter
-//! denies it, it asks again at the instant that the limiter named, and no other caller asks before.
-//! When it is admitted, the next caller asks: at once if the decision left enough units, and
-//! otherwise when the next unit comes. So an admission takes one call of the limiter, or two if
-//! something else charged the key meanwhile.
+//! A line is for one policy's name and one key. The first caller in a line asks the limiter. A caller that
+//! the limiter denies asks again at the instant that the limiter named, and no other caller asks before that.
+//! After an admission the next caller asks: at once if the decision left enough units, and otherwise when the
+//! next unit comes back. So an admission takes one call to the limiter, or two if a charge from outside the
+//! line took units meanwhile.
 //!
-//! A wait that a store names begins when the store decides, and the next call takes time to arrive.
-//! So the next caller asks a round trip earlier. Otherwise a distant store would slow each line
-//! down.
+//! A wait that a store names begins when the store decides, and the next call takes time to arrive. So the
+//! next caller asks one round trip before the wait ends. Otherwise the round trips to a distant store would
+//! slow each line down.
 //!
-//! Several callers ask at once if the last decision left enough units for all of them. Otherwise a
-//! remote limiter would be asked only once in a round trip. Before the first decision, the line
-//! assumes that the whole capacity is left. So a thousand callers that come at once do not become a
+//! Several callers ask at the same time if the last decision left enough units for all of them. With one
+//! caller at a time, a remote limiter would be asked only once per round trip. Before the first decision, the
+//! line assumes that the whole capacity is left. So a thousand callers that arrive at once do not make a
 //! thousand calls.
 //!
-//! If a call fails, two more callers ask at once, and four if both of these fail. So the waits of a
-//! thousand callers end after ten round trips, and one lost connection does not become a thousand
-//! calls. If the limiter is only overloaded, the next caller asks.
+//! If a call fails, two more callers ask at once; if both of their calls fail, four more ask. So the waits of
+//! a thousand callers end after ten failed round trips, and one lost connection does not cause a thousand
+//! calls. If a call fails only because the limiter is overloaded, one more caller asks.
 //!
 //! # Changes meanwhile
 //!
-//! A reset, a refund elsewhere or a larger quota may let the first caller pass earlier than the limiter
-//! said. If the line learns of such a change, the first caller asks at once. In any case it asks
-//! again after ten seconds, even if the limiter named a longer wait.
+//! A reset, a refund elsewhere or a larger quota may let the first caller pass earlier than the limiter said.
+//! The first caller asks at once if the line learns of the change. In any case the first caller asks again
+//! after ten seconds, even if the limiter named a longer wait.
 //!
 //! # Callers that do not run
 //!
-//! A caller's future may not be polled any more. If the first caller does not ask in time, the next
-//! caller asks instead. The first caller keeps its turn, and is the first again as soon as it
-//! polls. So it delays the others only once.
+//! The application may stop polling a caller's future. If the first caller does not ask in time, the next
+//! caller asks instead. The late caller keeps its turn, and is the first again as soon as its future is
+//! polled. So a future that is not polled delays the other callers only once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -45,23 +45,23 @@ use crate::clock::{Alarm, Timer, time_of};
 use crate::key::Key;
 use crate::policy::Policy;
 
-/// The time in which a caller has to ask once it may. After that the second caller asks, then the
-/// third.
+/// The time within which a caller has to ask, from the instant at which it may ask. The second caller may ask
+/// after this time, the third after twice this time.
 const PATIENCE_US: u64 = 50_000;
 
-/// The time after which a call of the limiter no longer keeps the next caller from asking.
+/// The time after which an unanswered call to the limiter no longer keeps the next caller from asking.
 const UNANSWERED_US: u64 = 1_000_000;
 
-/// The time after which the first caller asks again at the latest.
+/// The longest time until the first caller asks the limiter again.
 const RECHECK_US: u64 = 10_000_000;
 
-/// The time after which a caller further back no longer waits for any of the foremost.
+/// The time for which a caller further back waits for the foremost callers to ask.
 const LONG_PATIENCE_US: u64 = 10_000_000;
 
 /// The lines of all keys. A key has a line only while a caller waits in it.
 #[derive(Debug, Default)]
 pub(crate) struct AskLines {
-    /// The number of callers in all lines, with those that are asking.
+    /// The number of callers in all lines, including those that are asking.
     waiting: AtomicU64,
     table: Mutex<AskTable>,
 }
@@ -70,7 +70,8 @@ pub(crate) struct AskLines {
 struct AskTable {
     lines: HashMap<AskLineKey, AskLine>,
     turns: u64,
-    /// The latest time of a caller's timer. It counts if a timer cannot sleep, and so reports no time.
+    /// The latest time that a caller's timer reported. The lines use it for a timer that cannot sleep, and so
+    /// reports no time.
     now_us: u64,
 }
 
@@ -82,9 +83,9 @@ type AskLineKey = (u64, Key);
 struct AskLine {
     /// The callers that wait, with their costs.
     waiters: WaitList<u64>,
-    /// The costs of the callers that did not ask in time, by their turns.
+    /// The costs of the callers that did not ask in time, keyed by turn.
     passed_over: BTreeMap<u64, u64>,
-    /// The calls of the limiter that are under way, by the turns of their callers.
+    /// The calls to the limiter that are under way, keyed by the turns of their callers.
     asking: BTreeMap<u64, Asking>,
     /// The instant at which the first caller may ask.
     due_us: u64,
@@ -100,7 +101,7 @@ struct AskLine {
 struct Asking {
     cost: u64,
     since_us: u64,
-    /// Whether units came back since then, which a denial may not count.
+    /// Whether units came back after the call began. A denial may not count those units.
     is_outdated: bool,
 }
 
@@ -111,13 +112,14 @@ impl AskLines {
         self.waiting.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns whether callers wait for a key, or ask the limiter.
+    /// Returns whether a key has a line: callers that wait, or that are asking the limiter.
     #[inline]
     pub(crate) fn has_line(&self, policy: &Policy, key: &Key) -> bool {
         !self.is_empty() && lock(&self.table).lines.contains_key(&line_key(policy, key))
     }
 
-    /// Returns whether a caller waits for a key that joined its first line before the one with this number.
+    /// Returns whether a caller with a number below `number` waits for a key. A caller gets its number when
+    /// it joins its first line.
     pub(crate) fn has_before(&self, policy: &Policy, key: &Key, number: u64) -> bool {
         if self.is_empty() {
             return false;
@@ -127,7 +129,7 @@ impl AskLines {
         first.is_some_and(|(first, _)| first < number)
     }
 
-    /// Returns the number of a caller that comes now.
+    /// Returns the number for a new caller.
     pub(crate) fn next_number(&self) -> u64 {
         lock(&self.table).next_number()
     }
@@ -149,7 +151,7 @@ impl AskLines {
         }
     }
 
-    /// Lets the first caller of each key ask, because a policy has another quota. Takes time in
+    /// Lets the first caller of each key ask, because the policy's quota has changed. Takes time in
     /// proportion to the number of lines.
     pub(crate) fn let_each_first_ask(&self, policy: &Policy, timer: &dyn Timer) {
         if self.is_empty() {
@@ -206,7 +208,8 @@ fn line_key(policy: &Policy, key: &Key) -> AskLineKey {
 }
 
 impl AskLine {
-    /// Lets the first caller ask. A caller that is asking asks again if it is denied.
+    /// Lets the first caller ask. A caller that is already asking asks again at once if the limiter denies
+    /// it.
     fn let_first_ask(&mut self, now_us: u64) {
         self.due_us = self.due_us.min(now_us);
         self.asking.values_mut().for_each(|asking| asking.is_outdated = true);
@@ -261,14 +264,15 @@ impl AskLine {
         }
     }
 
-    /// Returns the instant at which a caller may ask, by the number of callers before it, and by the
-    /// largest cost of these and its own: it is patient from the instant on at which all of them may.
+    /// Returns the instant at which a caller may ask. `position` is the number of callers before it, and
+    /// `largest` the largest cost among them and the caller. The caller waits [`PATIENCE_US`] for each caller
+    /// before it, from the instant at which all of them may ask.
     fn may_ask_us(&self, position: usize, largest: u64) -> u64 {
         let patience_us = PATIENCE_US.saturating_mul(u64::try_from(position).unwrap_or(u64::MAX));
         self.free_us(largest).saturating_add(patience_us)
     }
 
-    /// Returns the instant at which the first caller may ask.
+    /// Returns the instant at which a first caller with this cost may ask.
     fn free_us(&self, cost: u64) -> u64 {
         let latest = self.asking.values().map(|asking| asking.since_us).max();
         let latest = latest.filter(|_| cost > self.spare && self.released == 0);
@@ -297,8 +301,8 @@ impl AskLine {
         self.due_us = now_us.saturating_add(wait_us);
     }
 
-    /// Removes a caller that was admitted. `remaining` units are left, and the next one comes after
-    /// `next_us`.
+    /// Removes a caller that was admitted. `remaining` units are left, and the next one comes back after
+    /// `next_us` microseconds.
     fn note_admitted(&mut self, turn: u64, now_us: u64, remaining: u64, next_us: u64) {
         let asking = self.asking.remove(&turn);
         let trip_us = asking.map_or(0, |asking| self.measure(asking, now_us));
@@ -309,11 +313,11 @@ impl AskLine {
             now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us).min(RECHECK_US) });
     }
 
-    /// Measures the round trip of a call that was answered. Returns how much of the named wait will
-    /// have passed when a call that is sent now arrives.
+    /// Measures the round trip of a call that was answered. Returns how much of the wait that the limiter
+    /// named will have passed when a call that is sent now arrives.
     ///
-    /// Calls that ask too early cost a whole round trip. So a shorter trip counts at once, and longer
-    /// ones slowly. An answer that did not come from the store is not measured.
+    /// A call that asks too early costs a whole round trip. So the measure falls to a shorter round trip at
+    /// once, and rises to a longer one slowly. An answer that did not come from the store is not measured.
     fn measure(&mut self, asking: Asking, now_us: u64) -> u64 {
         let took_us = now_us.saturating_sub(asking.since_us);
         let usual_us = self.trip_us.map_or(took_us, |usual_us| usual_us + took_us.saturating_sub(usual_us) / 8);
@@ -322,7 +326,7 @@ impl AskLine {
         trip_us
     }
 
-    /// Removes a caller whose call failed. Two others may ask.
+    /// Removes a caller whose call failed. Two other callers may ask.
     fn note_failed(&mut self, turn: u64, now_us: u64) {
         self.asking.remove(&turn);
         (self.released, self.due_us) = (self.released.saturating_add(2), now_us);
@@ -344,7 +348,7 @@ impl AskLine {
     }
 }
 
-/// A caller's turn in a line, for a bounded time. It leaves the line when this is dropped.
+/// A caller's turn in a line, for a bounded time. The caller leaves the line when its turn is dropped.
 pub(crate) struct AskTurn {
     lines: Arc<AskLines>,
     timer: Arc<dyn Timer>,
@@ -356,8 +360,8 @@ pub(crate) struct AskTurn {
 
 impl AskTurn {
     /// Joins the line of a key, and stays in it until `until_us` at the latest. If the limiter has denied the caller,
-    /// `wait` is the wait that it named. A caller that comes from another line keeps the `number` by
-    /// which it stood there, and stands behind those that came before it.
+    /// `wait` is the wait that the limiter named. A caller from another line keeps the `number` that it had there,
+    /// and stays behind the callers with lower numbers.
     pub(crate) fn join(
         lines: &Arc<AskLines>,
         timer: &Arc<dyn Timer>,
@@ -374,7 +378,8 @@ impl AskTurn {
         })
     }
 
-    /// Puts a caller that is already asking the limiter into the line of a key, which begins with it if there is none.
+    /// Puts a caller that is already asking the limiter into the line of a key. If the key has no line, a line begins
+    /// with this caller.
     pub(crate) fn ask(
         lines: &Arc<AskLines>,
         timer: &Arc<dyn Timer>,
@@ -389,8 +394,8 @@ impl AskTurn {
         })
     }
 
-    /// Gives a caller the turn of its number, or the next one. `enter` gets the line, the number and
-    /// the time.
+    /// Gives a caller the turn with its number, or a new turn if it has no number. `enter` gets the line, the
+    /// number and the time.
     fn enter(
         lines: &Arc<AskLines>,
         timer: &Arc<dyn Timer>,
@@ -408,9 +413,9 @@ impl AskTurn {
         Self { lines: Arc::clone(lines), timer: Arc::clone(timer), key, number, until_us, alarm: Alarm::default() }
     }
 
-    /// Is ready when the caller has to ask the limiter, or when it gives up. After it has asked, it
-    /// reports the answer by [`note_denied`](Self::note_denied),
-    /// [`leave_admitted`](Self::leave_admitted) or [`leave_failed`](Self::leave_failed).
+    /// Is ready when the caller has to ask the limiter, or when it gives up. A caller that has asked reports
+    /// the answer with [`note_denied`](Self::note_denied), [`leave_admitted`](Self::leave_admitted) or
+    /// [`leave_failed`](Self::leave_failed).
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
         let Some(mut now_us) = time_of(&*self.timer) else { return Poll::Ready(LineStep::GivesUp) };
         loop {
@@ -429,7 +434,7 @@ impl AskTurn {
         }
     }
 
-    /// Returns the number by which the caller stands in line.
+    /// Returns the caller's number in line.
     #[cfg(all(test, ratelimit_shuttle))]
     pub(crate) fn number(&self) -> u64 {
         self.number
@@ -445,8 +450,8 @@ impl AskTurn {
         self.change(|line, now_us, _| line.note_denied(self.number, now_us, micros_ceil(wait)));
     }
 
-    /// Leaves the line, because the limiter admitted the caller. `remaining` units are left, and the
-    /// next one comes after `next`.
+    /// Leaves the line, because the limiter admitted the caller. `remaining` units are left, and the next one
+    /// comes back after `next`.
     pub(crate) fn leave_admitted(self, remaining: u64, next: Duration) {
         self.change(|line, now_us, _| line.note_admitted(self.number, now_us, remaining, micros_ceil(next)));
     }

@@ -23,7 +23,7 @@ type BoxReply<T> = Reply<T, LimiterError, BoxFuture<'static, Result<T, LimiterEr
 /// let limiter: BoxLimiter = BoxLimiter::new(MemoryLimiter::new());
 /// ```
 ///
-/// A setting can choose it when the program starts:
+/// A setting can choose the limiter when the program starts:
 ///
 /// ```no_run
 /// # #[cfg(feature = "_redis")] {
@@ -57,7 +57,7 @@ impl fmt::Debug for BoxLimiter {
     }
 }
 
-/// Declares the methods that `BoxLimiter` erases and that an `Arc` of a limiter forwards.
+/// Declares the methods that a `BoxLimiter` and an `Arc` of a limiter forward to the limiter inside.
 macro_rules! forwarded {
     (replies { $($reply:ident($($asked:ident: $asked_type:ty),*) -> $answer:ty;)+ }
      values { $($value:ident($($argument:ident: $type:ty),*) -> $result:ty;)+ }) => {
@@ -142,7 +142,7 @@ fn erase<T: 'static, E: Error + Send + Sync + 'static>(
 
 /// The error of the limiter in a [`BoxLimiter`].
 ///
-/// [`downcast_ref`](Self::downcast_ref) returns the limiter's own error, which has a kind.
+/// [`downcast_ref`](Self::downcast_ref) returns the limiter's own error, for example to read its kind.
 #[derive(Debug)]
 pub struct LimiterError(Box<dyn Error + Send + Sync>);
 

@@ -5,13 +5,14 @@ use crate::decision::Receipt;
 use crate::key::Key;
 use crate::policy::Policy;
 
-/// A request's number among those that wait in line, below 2^48. It fits beside the effect, so that a charge has four
-/// words. Each further word would slow every check (`benches/instructions`).
+/// The number of a request that waits in line, below 2^48. The number fits beside the effect, so that a charge has
+/// four words. Each further word would slow every check (`benches/instructions`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival([u16; 3]);
 
 impl Arrival {
-    /// The number of a request that waits in no line. It is later than all others.
+    /// The number of a request that waits in no line. This number is later than that of any request in a
+    /// line.
     const NEWCOMER: Self = Self([u16::MAX; 3]);
 
     fn of(number: u64) -> Self {
@@ -39,7 +40,7 @@ pub struct Charge<'a> {
     pub cost: u64,
     /// The effect that a denial of this charge has on the set.
     pub effect: Effect,
-    /// The request's number among those that wait in line, see `place_lines.rs`.
+    /// The request's number among the requests that wait in line, see `place_lines.rs`.
     pub(super) arrival: Arrival,
 }
 
@@ -65,7 +66,7 @@ impl<'a> Charge<'a> {
     }
 
     /// Sets the request's number among those that wait in line, which it got when it joined. Requests with later
-    /// numbers do not hold it back.
+    /// numbers do not hold this request back.
     #[must_use]
     pub(crate) fn arrived(mut self, number: u64) -> Self {
         self.arrival = Arrival::of(number);

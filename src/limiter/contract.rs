@@ -1,4 +1,4 @@
-//! The trait that every limiter implements, and the strictness of all or nothing.
+//! The trait that every limiter implements, and how strictly a set of charges is all or nothing.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -22,36 +22,38 @@ use crate::store_load::StoreLoad;
 ///
 /// [`MemoryLimiter`](crate::MemoryLimiter), `RedisLimiter`, `StoreLimiter`,
 /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) and [`BoxLimiter`](crate::limiter::BoxLimiter)
-/// implement it. To implement it yourself, start with the [guide](crate::guide::writing_a_backend).
+/// implement this trait. To write a limiter of your own, start with the
+/// [guide](crate::guide::writing_a_backend).
 ///
 /// # Contract
 ///
-/// * **Sharing.** A clone is the same limiter, never a second allowance.
-/// * **All or nothing.** [`take`](Self::take) takes all of its charges or none. The decision is
-///   allowed if every [enforced](crate::limiter::Effect::Enforce) charge is. [`Atomicity`] says how strictly this
-///   holds.
-/// * **A denied set changes nothing.** The exceptions are quotas that [count
-///   denied](crate::Quota::count_denied) requests, and charges [on refusal](crate::limiter::Effect::OnRefusal).
-///   These are written in the same step, or right after it if the limiter is `Compensated`. If a charge's own
-///   quota allows it, but the set is denied, it is reported with the state of its quota and nothing taken.
-/// * **The answer** has one [`ChargeDecision`] for each charge, in order, and a receipt for each
-///   charge that took something. The charges of a set are for different (policy, key) pairs,
-///   because the caller adds equal ones up. If a set breaks this, the limiter may answer anything,
-///   but must not panic or hang.
+/// * **Sharing.** Clones of a limiter share all states, so a clone is never a second allowance.
+/// * **All or nothing.** [`take`](Self::take) takes all of its charges or none. The decision is allowed if every
+///   [enforced](crate::limiter::Effect::Enforce) charge is allowed. [`Atomicity`] says how strictly a limiter
+///   keeps to all or nothing.
+/// * **A denied set changes nothing.** The exceptions are quotas that
+///   [count denied](crate::Quota::count_denied) requests, and charges
+///   [on refusal](crate::limiter::Effect::OnRefusal). Both are written in the same step as the decision, or
+///   right after it if the limiter is `Compensated`. If the set is denied, a charge that its own quota allows
+///   is reported with the state of its quota, and nothing is taken.
+/// * **The answer** has one [`ChargeDecision`] for each charge, in order, and a receipt for each charge that
+///   took something. The charges of a set are for different (policy, key) pairs, because the caller adds up
+///   the charges for equal pairs. If two charges of a set have an equal pair, the limiter may answer
+///   anything, but must not panic or hang.
 /// * **Cost 0** looks: it takes nothing, and is allowed unless the key is
 ///   [blocked](crate::Quota::block).
 /// * **Unsupported quotas and effects** are errors; they are never ignored.
 ///   [`supports`](Self::supports) says which quotas a limiter can keep.
-/// * **Errors** mean that the limiter failed, for example because its store is away. A refusal is
-///   not an error. The middleware's [`OnError`](crate::OnError) decides what happens to the
-///   request.
-/// * **Now or later.** A limiter that knows the answer returns [`Reply::Now`], and no future is
-///   made. A remote limiter encodes the charges before it returns [`Reply::Later`], because they
-///   are borrowed for the call only.
-/// * **Cancel safety.** A future of `take` that is dropped leaves at most its own charges behind, and
-///   should refund them. A future that was never polled should leave nothing.
+/// * **Errors** mean that the limiter failed, for example because its store is away. A refusal is not an
+///   error. The middleware's [`OnError`](crate::OnError) decides what happens to a request whose limiter
+///   failed.
+/// * **Now or later.** A limiter that knows the answer returns [`Reply::Now`], and no future is made. A
+///   remote limiter encodes the charges before it returns [`Reply::Later`], because it borrows them for the
+///   call only.
+/// * **Cancel safety.** A future of `take` that is dropped leaves at most its own charges behind, and should
+///   refund them. A future that was never polled should leave no charge.
 /// * **Held futures.** A future that was polled and is not polled again delays no other caller.
-/// * No caller can make it panic, hang, or use memory without bound.
+/// * No caller can make the limiter panic, hang, or use memory without bound.
 ///
 /// The suite in `tower_ratelimit::conformance` (feature `conformance`) checks an implementation
 /// against this contract.
@@ -79,55 +81,57 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Refunds what each receipt still holds.
     ///
-    /// A refund to a [leaky queue](crate::Quota::leaky_queue) has no effect while another request is
-    /// queued behind it, because that request has already been promised its departure time. The
-    /// limiters of this crate keep such a refund, and make it once the requests behind it are refunded
-    /// too. Each keeps at most 4,096 of them.
+    /// A refund to a [leaky queue](crate::Quota::leaky_queue) has no effect while another request is queued
+    /// behind it, because that request has already been promised its departure time. The limiters of this
+    /// crate keep such a refund, and apply it after the requests behind it are refunded too. Each limiter
+    /// keeps at most 4,096 such refunds.
     ///
     /// A refund never removes more usage than its receipt holds, even if the key has since been charged under a larger
     /// quota of the policy. If that usage does not fit the refund's quota, the refund has no effect.
     ///
-    /// The caller may drop a [`Reply::Later`] without polling it. A remote limiter therefore sends
-    /// the refund before it returns; its future only waits for the answer.
+    /// The caller may drop a [`Reply::Later`] without polling it. A remote limiter therefore sends the refund
+    /// before `refund` returns; the future only waits for the answer.
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>>;
 
     /// Takes [forced](crate::limiter::Effect::Force) charges: the cost of a request above its reservation.
     ///
-    /// The caller may drop a [`Reply::Later`] without polling it. So a remote limiter needs its own
-    /// implementation if its [`take`](Self::take) sends nothing before its future is polled.
+    /// The caller may drop a [`Reply::Later`] without polling it. So a remote limiter whose
+    /// [`take`](Self::take) sends nothing before its future is polled needs its own `settle`.
     fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
         self.take(charges)
     }
 
     /// Forgets the state of a (policy, key) pair, so that its whole quota is available.
     ///
-    /// A limiter with a store that remembers denials forgets them in this process at once. Other processes may go on
-    /// refusing the key as long as they remember: those with this crate's limiters for about a second.
+    /// A limiter that remembers the denials of its store forgets those of the pair in this process at once. Other
+    /// processes may refuse the key for as long as they remember its denials: about a second with this crate's
+    /// limiters.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
 
-    /// Asks whether the limiter can decide now, for a readiness probe. By default it can, and nothing is asked.
+    /// Asks whether the limiter can decide now, for a readiness probe. By default this returns `Ok` and asks
+    /// nothing.
     ///
     /// The limiters of this crate that have a store ask it to decide a check of a key that only probes use, at most
-    /// once a second. So the answer becomes good again without requests, once the store recovers, and a store that
-    /// cannot write is an error. A process that asks for more than it can carry is no error. A
+    /// once a second. So a probe succeeds again after the store recovers, even without requests, and fails if the
+    /// store cannot write. An [overload](Self::is_overload) of this process is not an error. A
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if both of its limiters do.
     ///
-    /// The guide says [what to do with it](crate::guide::redis_and_failures#readiness). Do not use
-    /// the error of statistics in a probe. It stays until a check succeeds, so a process that gets
-    /// no requests because of it would never get one again.
+    /// The guide says [how to use the answer](crate::guide::redis_and_failures#readiness). Do not use the
+    /// error of statistics in a probe. That error stays until a check succeeds. A process that gets no
+    /// requests because of the error would never make such a check.
     fn probe(&self) -> Reply<(), Self::Error, Self::Future<()>> {
         Reply::Now(Ok(()))
     }
 
-    /// Checks whether this limiter can keep the states of a quota. By default it can keep all except
-    /// those of a [concurrency limit](Quota::concurrent), whose units come back only when they are
-    /// refunded. If the store outlives the process, the limiter supports them only if it returns the
-    /// units of a process that dies.
+    /// Checks whether this limiter can keep the states of a quota. By default it can keep the states of all
+    /// quotas except [concurrency limits](Quota::concurrent), whose units come back only by refunds. A
+    /// limiter whose store outlives the process supports concurrency limits only if it returns the units of a
+    /// process that dies.
     ///
     /// The layer's `check()` reports a quota that its limiter does not support, and the conformance suite skips
-    /// it. If the limiter is asked about such a quota anyway, it returns its error or denies the charge. Only a
-    /// [wait in line](Quota::max_wait) may be ignored. A limiter without lines may decide as if the quota had no
-    /// wait, because the layer lets requests wait.
+    /// it. A limiter that gets a charge under an unsupported quota anyway returns its error or denies the
+    /// charge. It may ignore only a [wait in line](Quota::max_wait). A limiter without lines may decide as if
+    /// the quota had no wait, because the layer lets requests wait.
     ///
     /// # Errors
     /// Returns an error if the limiter does not support the quota. The error says why, and what to
@@ -137,16 +141,16 @@ pub trait Limiter: Send + Sync + 'static {
     }
 
     /// Returns the optional parts of the limiter: events, a registry of policies, lines, and numbers for status
-    /// pages. By default it has none.
+    /// pages. By default a limiter has none of these parts.
     fn hooks(&self) -> &dyn LimiterHooks {
         &NoHooks
     }
 
-    /// Returns whether this limiter failed because this process asks for more than it can carry, and
+    /// Returns whether this limiter failed because this process asks for more than the process can carry, and
     /// not because its store failed. By default `false`.
     ///
-    /// A client can cause such a failure by many requests at once, so [`OnError::Allow`](crate::OnError::Allow) does
-    /// not let the request pass.
+    /// A client can cause an overload with many requests at once, so [`OnError::Allow`](crate::OnError::Allow) does
+    /// not let the requests pass for which the limiter is overloaded.
     fn is_overload(&self, error: &Self::Error) -> bool {
         let _ = error;
         false
@@ -155,8 +159,8 @@ pub trait Limiter: Send + Sync + 'static {
     /// Takes one [enforced](crate::limiter::Effect::Enforce) charge, if the limiter has a faster way to do so than
     /// [`take`](Self::take).
     ///
-    /// The answer is that of `take` for a set of this one charge. A limiter without a faster way
-    /// returns `None` and takes nothing, and `take` is called.
+    /// The answer is the one that `take` would give for this charge alone. A limiter without a faster way
+    /// returns `None` and takes nothing; the caller then calls `take`.
     #[inline]
     fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
         let _ = (policy, key, cost);
@@ -166,10 +170,10 @@ pub trait Limiter: Send + Sync + 'static {
     /// Refunds one receipt at once, if the limiter has a faster way to do so than
     /// [`refund`](Self::refund).
     ///
-    /// It has the effect of `refund` with this one receipt.
+    /// The effect is that of `refund` with this receipt alone.
     ///
     /// # Errors
-    /// A limiter without a faster way returns the receipt and refunds nothing, and `refund` is called.
+    /// A limiter without a faster way returns the receipt and refunds nothing; the caller then calls `refund`.
     #[inline]
     fn try_refund_one(&self, policy: &Policy, key: &Key, receipt: Receipt) -> Result<(), Receipt> {
         let _ = (policy, key);
@@ -177,8 +181,8 @@ pub trait Limiter: Send + Sync + 'static {
     }
 }
 
-/// Optional methods of a limiter, for warnings, observers, status pages and lines. Each method has
-/// a default for limiters without that part.
+/// Optional methods of a limiter, for warnings, observers, status pages and lines. Each method has a default
+/// for limiters that do not support it.
 pub trait LimiterHooks: Send + Sync {
     /// Returns how strictly a set of charges is all or nothing.
     fn atomicity(&self) -> Atomicity {
@@ -186,49 +190,51 @@ pub trait LimiterHooks: Send + Sync {
     }
 
     /// Adds an observer of the limiter's [events](crate::observe::LimiterEvent). A layer that has an observer calls
-    /// this before its first request. By default nothing happens.
+    /// `observe` before its first request. By default this does nothing.
     ///
-    /// A limiter reports each event to each of its observers. If several have the same [identity](Observer::identity),
-    /// it keeps one. The limiters of this crate keep at most 32 observers each, and leave out further ones.
+    /// A limiter reports each event to each of its observers. If several observers have the same
+    /// [identity](Observer::identity), the limiter keeps one of them. The limiters of this crate keep at most 32
+    /// observers each, and ignore further observers.
     fn observe(&self, observer: &Arc<dyn Observer>) {
         let _ = observer;
     }
 
     /// Returns how full the limiter is, for [status pages](crate::guide::observing#a-status-page). By default
-    /// `None`: its states are elsewhere, or it does not count them. May take a millisecond for each million
-    /// states.
+    /// `None`: the limiter keeps its states elsewhere, or does not count them. The call may take a
+    /// millisecond for each million states.
     fn occupancy(&self) -> Option<Occupancy> {
         None
     }
 
-    /// Returns the load of the limiter's store as this process sees it. By default `None`: there is no store.
+    /// Returns the load of the limiter's store as this process sees it. By default `None`: the limiter has no
+    /// store.
     fn store_load(&self) -> Option<StoreLoad> {
         None
     }
 
-    /// Returns the registry in which layers enter their policies, so that contradictory ones are
-    /// reported. Returns `None` if the limiter has none.
+    /// Returns the registry in which layers enter their policies, so that contradictory policies are
+    /// reported. By default `None`: the limiter has no registry.
     fn policy_registry(&self) -> Option<&PolicyRegistry> {
         None
     }
 
     /// Returns the lines in which requests wait for units of [concurrency limits](Quota::concurrent). By
-    /// default `None`: no request can wait for them. [`supports`](Limiter::supports) should then return an
-    /// error for a quota with [such a wait](Quota::max_wait). The layer reports that quota as not supported
-    /// in any case.
+    /// default `None`: no request can wait for such units. [`supports`](Limiter::supports) should then return
+    /// an error for a quota with a [wait in line](Quota::max_wait). The layer reports a quota with such a
+    /// wait as unsupported in any case.
     fn place_lines(&self) -> Option<&PlaceLines> {
         None
     }
 
-    /// Returns the text that all processes with the limiter's store share, for a `fleet::Fleet`. By
-    /// default `None`: the limiter has no store that keeps one.
+    /// Returns the text that all processes with the limiter's store share, for a `fleet::Fleet`. By default
+    /// `None`: the limiter has no store that keeps a shared text.
     fn shared_text(&self) -> Option<Arc<dyn SharedText>> {
         None
     }
 
-    /// Returns the clock of this process by which the limiter decides. Headers read it to say how long the open window
-    /// of a [calendar](Quota::calendar) is. By default `None`: another clock decides, such as a server's, and headers
-    /// read the calendar time of the operating system.
+    /// Returns the clock of this process by which the limiter decides. Headers read this clock to say how long the
+    /// open window of a [calendar](Quota::calendar) is. By default `None`: another clock decides, such as a server's,
+    /// and headers read the calendar time of the operating system.
     fn clock(&self) -> Option<Arc<dyn Clock>> {
         None
     }
@@ -245,7 +251,7 @@ impl LimiterHooks for NoHooks {}
 pub enum Atomicity {
     /// No caller ever sees a charge of a denied set.
     Atomic,
-    /// The charges of a denied set are refunded at once. In between, another caller may be refused
-    /// early, but is never admitted over a limit.
+    /// The charges of a denied set are refunded at once. Before the refund, another caller may be refused
+    /// although units are left, but is never admitted over a limit.
     Compensated,
 }

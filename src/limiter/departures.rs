@@ -1,18 +1,18 @@
-//! The requests that wait in this process, in lines, and the departure of each.
+//! The requests that wait in this process for their departures, in lines.
 //!
-//! The limiter gives each admitted request a departure of its own, a *slot*. Requests of one policy, key and cost wait
-//! in one line: the first waiter has the first slot, the second waiter the second. If a waiter leaves, all behind it
-//! move up by one and the last slot becomes free. Only the ends of the line change.
+//! The limiter gives each admitted request a departure of its own, a *slot*. Requests of one policy, key and cost
+//! wait in one line: the first waiter has the first slot, the second waiter the second. If a waiter leaves, all
+//! behind it move up by one and the last slot becomes free. So the slots of a line change only at its ends.
 //!
-//! The limiter accepts the refund of a slot only while no later slot is taken. So the free slots of a line are refunded
-//! newest first, by one thread at a time: a thread that leaves while another one refunds leaves its slot to that
-//! thread. The lock is not held during that call, because the limiter is the application's code. A request that joins
-//! before a free slot is refunded gets that slot.
+//! The limiter accepts the refund of a slot only while no later slot is taken. So the free slots of a line are
+//! refunded newest first, by one thread at a time: a request that leaves meanwhile hands its slot to the thread that
+//! refunds. That thread does not hold the lock while it calls the limiter, because the limiter is the application's
+//! code. A request that joins before a free slot is refunded gets that slot.
 //!
 //! A woken waiter releases every waiter whose slot is due, so a task that does not run delays no other request. Each
-//! waiter sets its timer for the slot that it has when it joins. The foremost waiters are woken when their slot becomes
-//! earlier than their timer, and set their timers anew. So no request departs later than the limiter said, and a
-//! request that moved up departs in its new slot unless the tasks of all foremost waiters do not run.
+//! waiter sets its timer for the slot that it has when it joins. The foremost waiters are woken when their slot
+//! becomes earlier than their timer, and set their timers anew. So no request departs later than the limiter said. A
+//! request that moved up departs in its new slot if the task of at least one of the foremost waiters runs.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::task::{Context, Poll, Waker, ready};
@@ -29,10 +29,12 @@ use crate::key::Key;
 /// The policy, key and cost that a line is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DepartureKey {
-    /// The fingerprint of its name and quota: the rules of a layer may change while requests wait.
+    /// The fingerprint of the policy's name and quota. The quota is part of it because a layer's rules may
+    /// change while requests wait.
     pub(crate) policy: u64,
     pub(crate) key: Key,
-    /// A slot fits only requests of its own cost: a more costly one would depart too close to the next.
+    /// A slot fits only requests of its own cost: a more costly request would depart too close to the next
+    /// one.
     pub(crate) cost: u64,
 }
 
@@ -48,12 +50,13 @@ struct Departures {
 
 #[derive(Debug, Default)]
 struct DepartureLine {
-    /// Sorted by departure. The first ones belong to the waiters, one to each; the others are free.
+    /// The slots, sorted by departure. The first slots belong to the waiters, one to each; the others are
+    /// free.
     slots: VecDeque<Slot>,
     waiters: WaitList<()>,
-    /// The receipts of waiters that may depart but have not been polled since, by turn number.
+    /// The receipts of waiters that may depart but have not been polled since, keyed by turn number.
     departed: BTreeMap<u64, Option<Receipt>>,
-    /// The receipts of past slots that no waiter used, by turn number.
+    /// The receipts of past slots that no waiter used, keyed by turn number.
     unused: BTreeMap<u64, Receipt>,
     /// True while a thread refunds the free slots.
     is_refunding: bool,
@@ -73,7 +76,7 @@ struct DepartureTurn {
 }
 
 impl DepartureLines {
-    /// Joins the line with the slot that the limiter gave.
+    /// Joins the line with the slot that the limiter gave the request.
     fn join(&self, key: DepartureKey, departs_us: u64, receipt: Option<Receipt>) -> DepartureTurn {
         let mut waiting = lock(&self.0);
         waiting.turns += 1;
@@ -84,8 +87,8 @@ impl DepartureLines {
         DepartureTurn { key, number }
     }
 
-    /// Adds the slot of a request that does not wait for it. A waiter may move up to it. Slots that are then free are
-    /// refunded, as when a waiter [leaves](Self::leave).
+    /// Adds the slot of a request that does not wait for its departure. A waiter may move up to this slot. Slots that
+    /// are free afterwards are refunded, as when a waiter [leaves](Self::leave).
     pub(crate) fn decline(
         &self,
         key: &DepartureKey,
@@ -103,8 +106,8 @@ impl DepartureLines {
         self.refund_free(key, refund);
     }
 
-    /// Returns the receipt of the request's slot if it may depart. Otherwise returns as an error the instant until
-    /// which the request sleeps unless it is woken before.
+    /// Returns the receipt of the request's slot if the request may depart. Otherwise returns, as an error, the
+    /// instant until which the request sleeps unless it is woken earlier.
     fn poll(&self, turn: &DepartureTurn, now_us: u64, waker: &Waker) -> Result<Option<Receipt>, u64> {
         let waker = waker.clone();
         let polled = self.with_line(turn, now_us, |line, wakers| match line.departed.remove(&turn.number) {
@@ -117,8 +120,8 @@ impl DepartureLines {
         polled.unwrap_or(Ok(None))
     }
 
-    /// Leaves the line. The slot that becomes free is the last one, or its own if that is over. `refund` is called with
-    /// the receipts of free slots, newest first, unless another thread refunds them.
+    /// Leaves the line. The last slot of the line becomes free, or the request's own slot if its departure is past.
+    /// `refund` is called with the receipts of free slots, newest first, unless another thread refunds them.
     fn leave(&self, turn: &DepartureTurn, now_us: u64, refund: impl FnMut(Vec<Receipt>)) {
         let leave = |line: &mut DepartureLine, wakers: &mut Wakers| match line.departed.remove(&turn.number) {
             Some(receipt) => line.unused.extend(receipt.map(|receipt| (turn.number, receipt))),
@@ -128,7 +131,7 @@ impl DepartureLines {
         self.refund_free(&turn.key, refund);
     }
 
-    /// Refunds the free slots of a line until it has none, unless another thread does.
+    /// Refunds the free slots of a line until the line has no free slot, unless another thread refunds them.
     fn refund_free(&self, key: &DepartureKey, mut refund: impl FnMut(Vec<Receipt>)) {
         let mut is_mine = false;
         loop {
@@ -169,7 +172,7 @@ impl DepartureLines {
     }
 }
 
-/// The turns of one request: several if several of its charges are to queues.
+/// The turns of one request: one for each of its charges for whose departure it waits.
 #[derive(Default)]
 pub(crate) struct DepartureTurns {
     /// Each turn comes with the index of its charge.
@@ -217,7 +220,7 @@ impl DepartureTurns {
         }
     }
 
-    /// Leaves the lines. `refund` is called as by [`DepartureLines::decline`], with the index of a
+    /// Leaves the lines. `refund` is called as in [`DepartureLines::decline`], and also gets the index of a
     /// charge to the queue.
     pub(crate) fn leave(&mut self, lines: &DepartureLines, timer: &dyn Timer, refund: impl Fn(usize, Vec<Receipt>)) {
         let mut now_us = 0;
@@ -272,8 +275,8 @@ impl DepartureLine {
         self.waiters.wake_foremost(|position, ()| slots.get(position).map(|slot| slot.departs_us), wakers);
     }
 
-    /// Returns the instant until which a waiter sleeps, or `None` if it has departed. The line keeps its waker; an
-    /// earlier waker goes to `wakers`.
+    /// Returns the instant until which a waiter sleeps, or `None` if it has departed. The line keeps `waker`; an
+    /// earlier waker of the waiter goes to `wakers`.
     fn wait(&mut self, number: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Option<u64> {
         let position = self.waiters.position(number);
         let slot = self.slots.get(position.unwrap_or(self.waiters.len().saturating_sub(1)));

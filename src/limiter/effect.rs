@@ -1,4 +1,5 @@
-//! How the charges of a set act on each other: which denial denies the set, and which charges are taken even then.
+//! How the charges of a set act on each other: which denial denies the set, and which charges are taken although
+//! the set is denied.
 
 use crate::algorithm::TakeMode;
 use crate::policy::Policy;
@@ -14,26 +15,27 @@ pub enum Effect {
     /// The charge is decided and reported. The charge is taken if its own quota and the set allow it. It never denies
     /// the set.
     Observe,
-    /// The charge is taken even if too few units are left, into debt (see [`Quota::max_debt`](crate::Quota::max_debt)),
-    /// if the set is allowed.
+    /// If the set is allowed, the charge is taken even if too few units are left. The missing units become debt (see
+    /// [`Quota::max_debt`](crate::Quota::max_debt)).
     Force,
     /// The charge is taken only if a preceding charge is denied. Blocks and meters use it.
     ///
-    /// It belongs to the `of` charges right before it in the set, its *partners*, which are for the
+    /// The charge belongs to the `of` charges right before it in the set, its *partners*, which are for the
     /// same key.
     ///
     /// * If the quota of a partner denies the set, this charge is taken even if too few units are left. Only a full
-    ///   [meter](crate::Quota::meter) denies it. If no partner is denied, this charge only looks, like a cost of 0.
+    ///   [meter](crate::Quota::meter) denies this charge. If no partner is denied, this charge only looks, like a
+    ///   cost of 0.
     /// * A [block](crate::Quota::block) or a full meter that denies this charge denies the set. A
     ///   block whose partners are all observed or forced is itself only observed.
-    /// * If a partner is enforced, this charge is taken although the set is denied, because that
-    ///   denial is what it counts. It then has no receipt.
+    /// * If a partner is enforced, this charge is taken although the set is denied, because it counts such
+    ///   denials. The charge then has no receipt.
     ///
     /// For quotas other than blocks and meters, `RedisLimiter` returns an error, and
     /// `MemoryLimiter` and `StoreLimiter` take the charge as [forced](Self::Force).
     OnRefusal {
-        /// The number of partners. If fewer charges precede it, all of them are partners. With 0 it
-        /// only looks.
+        /// The number of partners. If fewer charges precede this charge, all of them are partners. With 0
+        /// this charge only looks.
         of: u8,
     },
 }
@@ -66,8 +68,8 @@ pub(crate) fn outlives_refusal(charges: &[impl Effective], at: usize, denied: bo
     }
 }
 
-/// Returns whether the charge at index `at` of a denied set is reported as it stands, because its
-/// own quota allows it and nothing is written.
+/// Returns whether the charge at index `at` of a denied set is reported with the unchanged state of its
+/// quota, because that quota allows it and nothing is written.
 pub(crate) fn stands(charges: &[impl Effective], at: usize, denied: bool) -> bool {
     !denied && !outlives_refusal(charges, at, denied)
 }

@@ -1,4 +1,4 @@
-//! A limiter that asks a second one while the first fails.
+//! A limiter that asks a second limiter while the first fails.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -25,20 +25,21 @@ use crate::quota::Quota;
 /// Redis is away.
 ///
 /// The second limiter is asked with every quota divided by the number of processes
-/// ([`Quota::share`](crate::quota::Quota::share)), because each process then counts for itself.
-/// While the first limiter is away, all processes together admit per period at most the larger of
-/// the quota and the number of processes, on top of what the first had admitted before.
+/// ([`Quota::share`](crate::quota::Quota::share)), because each process then counts for itself. While the
+/// first limiter is away, all processes together admit in each period at most the quota, or one unit for each
+/// process if that is more. The units that the first limiter had admitted before come on top.
 ///
 /// The second limiter is also asked when a burst [overloads](Limiter::is_overload) the first. Then
 /// the burst may get the second limiter's share of each quota, on top of the units that the first
 /// admits.
 ///
-/// When the first limiter is back, it does not learn what the second admitted. The same holds for strikes of blocks and
-/// units of meters, which each process counts for itself while the second limiter is asked.
+/// When the first limiter is back, it does not learn what the second admitted. The first limiter also does not learn
+/// the strikes of blocks and the units of meters that each process counted in its second limiter.
 ///
-/// No request [waits in line](Quota::max_wait) for units of a concurrency limit. Units come free in the limiter
-/// from which they were taken, so one line would have to be in both limiters. A layer reports a quota with such
-/// a wait as the setup warning `unsupported-quota`, and decides its requests as if the limiter had failed.
+/// With this limiter, no request [waits in line](Quota::max_wait) for units of a concurrency limit. Units come
+/// free in the limiter from which they were taken, so one line would have to be in both limiters. A layer
+/// reports a quota with a wait in line as the setup warning `unsupported-quota`, and treats each request under
+/// that quota as if the limiter had failed.
 ///
 /// ```
 /// use std::num::NonZeroU32;
@@ -54,7 +55,7 @@ pub struct FallbackLimiter<P, S> {
     second: Second<S>,
 }
 
-/// The limiter that is asked if the first fails, and the observers of that event.
+/// The limiter that is asked if the first fails, and the observers of its failures.
 #[derive(Clone)]
 struct Second<S> {
     limiter: S,
@@ -81,10 +82,10 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
         Self { first, second: Second { limiter: second, processes, observers: Arc::default() } }
     }
 
-    /// Adds an observer. It gets a [`FellBack`](LimiterEvent::FellBack) for each request that the second limiter
-    /// decides in the first one's place, and a [`Failed`](LimiterEvent::Failed) when another call of the first one
-    /// fails: a peek, a settlement, a refund or a reset. The observers of [layers](crate::RateLimitLayer::observer) get
-    /// these events anyway.
+    /// Adds an observer. The observer gets a [`FellBack`](LimiterEvent::FellBack) for each request that the second
+    /// limiter decides in place of the first, and a [`Failed`](LimiterEvent::Failed) for each other call to the first
+    /// limiter that fails: a peek, a settlement, a refund or a reset. The observers of
+    /// [layers](crate::RateLimitLayer::observer) get these events anyway.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.second.observers.add(&(Arc::new(observer) as Arc<dyn Observer>));
@@ -169,7 +170,7 @@ impl<S: Limiter> Second<S> {
         }
     }
 
-    /// Reports that the first limiter failed at a call that does not decide a request.
+    /// Reports that the first limiter failed in a call that does not decide a request.
     fn first_failed(&self, error: &dyn std::error::Error) {
         self.report(|| LimiterEvent::failed(WithSources(&error).to_string()));
     }
@@ -211,7 +212,7 @@ fn note(charge: &mut ChargeDecision, second: bool) {
 
 #[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
 impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S> {
-    /// The error of the second limiter. Errors of the first go to the observer.
+    /// The error of the second limiter. Errors of the first limiter go to the observers.
     type Error = S::Error;
     type Future<T: Send + 'static> = BoxAnswer<T, S::Error>;
 
@@ -240,13 +241,14 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         self.ask(charges, LimiterCall::Peek)
     }
 
-    /// Asks the second limiter if the first fails, either at once or when its future is polled.
+    /// Asks the second limiter if the first fails: at once if the error is known at once, and otherwise when
+    /// the future is polled.
     fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxAnswer<Decision, S::Error>> {
         self.ask(charges, LimiterCall::Settle)
     }
 
-    /// Sends each receipt to the limiter that it came from. A refund that the first limiter cannot
-    /// take is reported to the observer as [`Failed`](LimiterEvent::Failed).
+    /// Sends each receipt to the limiter that it came from. A refund that fails in the first limiter is
+    /// reported to the observers as [`Failed`](LimiterEvent::Failed).
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), S::Error, BoxAnswer<(), S::Error>> {
         let (mut to_first, mut to_second) = (Vec::new(), Vec::new());
         for refund in refunds {
@@ -289,8 +291,8 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         }
     }
 
-    /// Checks that both limiters support the quota, the second one with its share. Supports no concurrency limit for
-    /// which requests [wait in line](Quota::max_wait).
+    /// Checks that both limiters support the quota, the second one with this process' share of it. Supports no
+    /// concurrency limit for which requests [wait in line](Quota::max_wait).
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         if !quota.wait_in_line().is_zero() {
             let reason = "no request can wait in line with a FallbackLimiter, because units are returned to the \
@@ -327,12 +329,13 @@ impl<P: Limiter, S: Limiter + Clone + 'static> LimiterHooks for FallbackLimiter<
         self.second.limiter.hooks().observe(observer);
     }
 
-    /// Returns the first limiter's value, or if it has none, the second one's.
+    /// Returns the first limiter's occupancy, or the second limiter's if the first has none.
     fn occupancy(&self) -> Option<Occupancy> {
         self.first.hooks().occupancy().or_else(|| self.second.limiter.hooks().occupancy())
     }
 
-    /// Returns the load of the first limiter's store, and of the second one's if it has one too.
+    /// Returns the load of the first limiter's store, combined with that of the second limiter's if both have
+    /// a store.
     fn store_load(&self) -> Option<StoreLoad> {
         let loads = [self.first.hooks().store_load(), self.second.limiter.hooks().store_load()];
         loads.into_iter().flatten().reduce(StoreLoad::with)
@@ -342,7 +345,8 @@ impl<P: Limiter, S: Limiter + Clone + 'static> LimiterHooks for FallbackLimiter<
         self.first.hooks().policy_registry().or_else(|| self.second.limiter.hooks().policy_registry())
     }
 
-    /// Returns the text of the first limiter's store, or if it has none, of the second one's.
+    /// Returns the shared text of the first limiter's store, or of the second limiter's if the first has
+    /// none.
     fn shared_text(&self) -> Option<Arc<dyn SharedText>> {
         self.first.hooks().shared_text().or_else(|| self.second.limiter.hooks().shared_text())
     }
@@ -352,15 +356,16 @@ impl<P: Limiter, S: Limiter + Clone + 'static> LimiterHooks for FallbackLimiter<
         self.first.hooks().clock()
     }
 
-    /// No request waits in line: while the first limiter fails, units come free in the second one.
+    /// Returns `None`, because no request can wait in line: while the first limiter fails, units come free in
+    /// the second one.
     fn place_lines(&self) -> Option<&PlaceLines> {
         None
     }
 }
 
 impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
-    /// Waits for both answers. An error of the first limiter is only reported. If it is known at once, it is
-    /// reported at once, because the caller may drop the reply.
+    /// Waits for both answers. An error of the first limiter is only reported to the observers. An error that
+    /// is known at once is reported at once, because the caller may drop the reply.
     fn both(
         &self,
         first: Option<Reply<(), P::Error, P::Future<()>>>,

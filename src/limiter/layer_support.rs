@@ -4,8 +4,8 @@ use super::contract::Limiter;
 use super::support::{UnsupportedQuota, UnsupportedQuotaKind};
 use crate::quota::Quota;
 
-/// Checks whether a layer can use a quota with its limiter. An application's limiter may support a wait although it
-/// has no lines.
+/// Checks whether a layer can use a quota with its limiter. An application's limiter may claim to support a wait
+/// although it has no lines.
 pub(crate) fn supports_in_layer(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
     limiter.supports(quota)?;
     supports_wait(limiter, quota)

@@ -17,7 +17,7 @@ pub(crate) enum LineTurn {
 }
 
 impl LineTurn {
-    /// Is ready when the limiter has to be asked, or when it is time to give up.
+    /// Is ready when the waiter has to ask the limiter, or has to give up.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
         match self {
             Self::Places(turn) => turn.poll(cx),
@@ -25,14 +25,15 @@ impl LineTurn {
         }
     }
 
-    /// Returns whether the wait goes on after this many calls in a row have failed. It goes on only
-    /// if the line polls, because otherwise nothing would wake the first waiter again.
+    /// Returns whether the wait goes on after `failures` calls in a row have failed. The wait goes on only in
+    /// a line whose first waiter polls the limiter, because otherwise nothing would wake the first waiter
+    /// again.
     pub(crate) fn outlasts(&self, failures: u32) -> bool {
         matches!(self, Self::Places(turn) if turn.is_polled() && failures <= FAILED_POLLS_MAX)
     }
 
-    /// Leaves the line, because the limiter admitted the waiter by these decisions. `own_limit` is
-    /// as in [`PlaceTurn::leave_admitted`](super::place_lines::PlaceTurn::leave_admitted).
+    /// Leaves the line, because the limiter admitted the waiter with these decisions. `own_limit` is as in
+    /// [`PlaceTurn::leave_admitted`](super::place_lines::PlaceTurn::leave_admitted).
     pub(crate) fn leave_admitted<'a, D>(self, decisions: D, own_limit: Option<u64>)
     where
         D: Iterator<Item = &'a ChargeDecision> + Clone,

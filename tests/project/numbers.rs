@@ -124,14 +124,14 @@ const PROMISES: &[Promise] = &[
     ),
     (
         "src/limiter/queue_refunds.rs::KEPT_MAX",
-        &["Each keeps at most {} of them.", "A limiter keeps at most {} such refunds"],
+        &["Each limiter keeps at most {} such refunds.", "A limiter keeps at most {} such refunds"],
     ),
     ("src/limiter/observers.rs::OBSERVERS_MAX", &["keep at most {} observers each"]),
     (
         "src/limiter/memory/setup.rs::KEYS",
         &["is sure to hold: from {_} to {_}, {} by default", "It holds {} keys by default"],
     ),
-    ("src/limiter/memory/setup.rs::ENTRIES_MIN", &["to 2^32, {} by default. It always has room"]),
+    ("src/limiter/memory/setup.rs::ENTRIES_MIN", &["to 2^32, {} by default. The limiter always has room"]),
     (
         "src/middleware/decide/delay/delays.rs::WAITING",
         &[

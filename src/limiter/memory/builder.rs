@@ -13,9 +13,9 @@ use super::setup::{AnyClock, OnFull, Setup};
 use super::snapshot::Snapshot;
 use super::states::States;
 
-/// The maximum number of keys, and the maximum number of entries that can be asked for. A target of 32 bits has less
-/// address space. The table takes 40 bytes for each key, and the arena 128 bytes for each six entries or for each
-/// slot.
+/// The largest numbers of keys and of entries that a limiter can be built for. They are lower on a 32-bit target,
+/// which has less address space. The table takes 40 bytes for each key. The arena takes 128 bytes for each six
+/// entries, or for each slot if that is more.
 const CAPACITY_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 22 };
 const ENTRIES_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 26 };
 
@@ -37,16 +37,18 @@ const ENTRIES_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 26 };
 #[must_use]
 pub struct MemoryLimiterBuilder {
     setup: Setup,
-    /// The default clock is made only if no other is set: a target without an operating system has none.
+    /// The clock that was set. The default clock is made only if this is `None`, because a target without an
+    /// operating system has no default clock.
     clock: Option<AnyClock>,
     snapshot: Option<Vec<u8>>,
 }
 
 impl MemoryLimiterBuilder {
-    /// Sets the number of keys that the limiter is sure to hold: from 1 to 2^32, a million by default.
-    /// This bounds the memory, see [`MemoryLimiter`]. On a 32-bit target it is at most 2^22.
+    /// Sets the number of keys that the limiter is sure to hold: from 1 to 2^32, a million by default. The
+    /// number of keys bounds the memory, see [`MemoryLimiter`]. On a 32-bit target the number is at most
+    /// 2^22.
     ///
-    /// The table has about two and a half slots for each key, and forgets no state before nearly all
+    /// The table has about two and a half slots for each key, and forgets no state before nearly all slots
     /// are in use. [`Occupancy::capacity`](crate::limiter::Occupancy::capacity) is the number of slots.
     pub fn max_keys(mut self, keys: usize) -> Self {
         self.setup.capacity = keys;
@@ -54,13 +56,13 @@ impl MemoryLimiterBuilder {
     }
 
     /// Sets the least number of dated entries for which the limiter has room, for all logs and sub-windows together:
-    /// up to 2^32, 65,536 by default. It always has room for at least 15 for each of its
-    /// [`max_keys`](Self::max_keys). More entries take more memory, 21.3 bytes each. On a 32-bit target they are at
-    /// most 2^26. A larger number counts as the maximum.
+    /// up to 2^32, 65,536 by default. The limiter always has room for at least 15 entries for each of its
+    /// [`max_keys`](Self::max_keys). More entries take more memory: 21.3 bytes each. On a 32-bit target the number
+    /// is at most 2^26. A larger number counts as the maximum.
     ///
     /// A single key may use all entries. The limiter does [not support](crate::limiter::Limiter::supports) a quota
-    /// under which one key may need more: a log needs an entry for each unit of its limit, and a sliding window one
-    /// for each bucket and two more.
+    /// under which one key may need more entries. A log needs one entry for each unit of its limit, and a sliding
+    /// window needs one for each bucket and two more.
     pub fn min_entries(mut self, entries: usize) -> Self {
         self.setup.entries = entries;
         self
@@ -74,15 +76,15 @@ impl MemoryLimiterBuilder {
 
     /// Reads this clock instead of the [system's](crate::clock::SystemClock).
     ///
-    /// The limiter's time reaches from 1970 to the end of the year 2149. A clock that shows a later time stands still
-    /// for the limiter.
+    /// The limiter's time reaches from 1970 to the end of the year 2149. If the clock shows a later time, the
+    /// limiter's time stands still.
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(AnyClock::Other(Arc::new(clock)));
         self
     }
 
-    /// Adds an observer, which sees keys that are forgotten or denied because there is no room. The observers of
-    /// [layers](crate::RateLimitLayer::observer) see them anyway.
+    /// Adds an observer. The limiter reports to this observer each key that it forgets or denies for lack of
+    /// room. The observers of [layers](crate::RateLimitLayer::observer) get these reports anyway.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.setup.observers.add(&(Arc::new(observer) as Arc<dyn Observer>));
         self
@@ -117,7 +119,7 @@ impl MemoryLimiterBuilder {
     }
 }
 
-/// Returns random seeds of the system, which the standard library's hash maps have.
+/// Returns two random seeds, drawn from the system like those of the standard library's hash maps.
 fn random_seeds() -> [u64; 2] {
     [(); 2].map(|()| RandomState::new().hash_one(0_u64))
 }

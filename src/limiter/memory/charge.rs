@@ -22,7 +22,7 @@ use super::slot_table::Fingerprint;
 use super::states::States;
 use super::word::Now;
 
-/// The table has to grow for this key.
+/// The table has to grow before this key gets a slot.
 struct NoRoom(Fingerprint);
 
 impl States {
@@ -41,15 +41,16 @@ impl States {
         if has_room || !decision.is_allowed() { decision } else { events.full(&decision) }
     }
 
-    /// Notes whether a request that came before waits for the units of this charge. The slot, or its stripe, must be
+    /// Notes whether an earlier request waits in line for the units of this charge. The key's slot or stripe must be
     /// locked.
     #[inline]
     fn look_for_line(&self, hold: &mut LockedKey<'_>, charge: &Charge<'_>) {
         hold.is_held_back = holds_units(charge) && self.place_lines.holds_back(charge);
     }
 
-    /// Locks the state of this hold, reads it, and writes what `decide` changes, if there is room. Returns what
-    /// `decide` returns, and whether there was room. It calls `hold` and `decide` again if the table has to grow.
+    /// Locks and reads the state of a key, and writes what `decide` changes if there is room. Returns what
+    /// `decide` returns, and whether there was room. `hold` and `decide` are called again if the table has to
+    /// grow.
     #[inline(always)]
     fn update<'a, T>(
         &'a self,
@@ -78,8 +79,9 @@ impl States {
         }
     }
 
-    /// Takes all charges or none, and returns whether it took them. If it only peeks, it returns whether it would
-    /// take them. The charges should be for different (policy, key) pairs.
+    /// Takes all charges or none, and returns whether it took them. If `takes` is false, nothing is taken, and
+    /// the result says whether all charges would be taken. The charges should be for different (policy, key)
+    /// pairs.
     #[inline(never)]
     pub(super) fn charge_all(&self, charges: &[Charge<'_>], decisions: &mut Several, takes: bool) -> bool {
         self.go_on_growing();
@@ -177,7 +179,7 @@ impl States {
         }
     }
 
-    /// Refunds a queue's slot, or keeps the refund until those of the later slots are made.
+    /// Refunds a queue's slot, or keeps the refund until the refunds of the later slots are made.
     fn refund_in_order(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
         let queue = self.fingerprint(policy, key);
         let receipt = Receipt::new(receipt.units(), receipt.at_us(), receipt.part());
@@ -215,7 +217,7 @@ impl States {
         self.place_lines.wake_first(policy, key);
     }
 
-    /// Replaces the state of a key by one that was kept elsewhere. Returns whether there was room.
+    /// Replaces the state of a key with a state that was kept elsewhere. Returns whether there was room.
     pub(super) fn replace<'a>(
         &'a self,
         hold: impl Fn() -> LockedKey<'a>,

@@ -1,16 +1,16 @@
 //! The arena of the states that are larger than a word: pairs of two words, and dated entries of logs and sub-windows.
 //!
 //! A state is a [`Chain`] of blocks of 128 bytes. A single key may use all blocks. The first block also holds the
-//! words that describe the whole chain, and its number is the word of the key's slot. Only the thread that has locked
-//! that slot touches a chain.
+//! words that describe the whole chain. The word of the key's slot names that block. Only the thread that has locked
+//! the key's slot touches its chain.
 //!
 //! A state that names no [version](super::versions) has a *head* in front of its blocks: one more block, with the
-//! numbers of its quota. The head also has the state's pair, or says where its entries begin, and its number is the
-//! word of the key's slot. So a pair needs no other block.
+//! numbers of its quota. The head also holds the state's pair, or the number of the first block of entries. The
+//! word of the key's slot then names the head. So a pair with a head needs no other block.
 //!
-//! There are at least as many blocks as slots, so entries never run out, unless most states are logs with heads. If
-//! no block is free, a chain *folds* its own entries: two neighbours become one entry of the later date. Folded
-//! entries count for longer than they should, never for less time, and no key is forgotten.
+//! Entries never run out unless most states are logs with heads, because there are at least as many blocks as
+//! slots. If no block is free, a chain *folds* its own entries: two neighbouring entries become one entry with the
+//! later date. A folded entry counts for longer than it should, never for less time, and no key is forgotten.
 
 use crate::algorithm::Pair;
 use crate::algorithm::entry_log::{Edit, LogEntries};
@@ -33,8 +33,8 @@ const ENDS: usize = 3;
 const FIRST_ENTRY: usize = 4;
 const _: () = assert!(FIRST_ENTRY + 2 * ENTRIES == WORDS_PER_BLOCK);
 
-/// The words of a head, behind those that describe the whole chain: its first block of entries, its pair, and the
-/// numbers of its quota.
+/// The words of a head after those that describe the whole chain: the number of its first block of entries, its
+/// pair, and the numbers of its quota.
 const ENTRIES_BEGIN: usize = 4;
 const PAIR: usize = 5;
 const QUOTA: usize = 7;
@@ -44,26 +44,27 @@ const _: () = assert!(QUOTA + SPEC_WORDS <= WORDS_PER_BLOCK);
 const NONE: u32 = 0;
 const BLOCKS_MAX: usize = u32::MAX as usize;
 
-/// Bits of a count of entries in [`ENDS`].
+/// The number of bits of each count of entries in [`ENDS`].
 const COUNT_BITS: u32 = 3;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 const _: () = assert!(ENTRIES as u64 <= COUNT_MASK);
 
-/// Lists of free blocks, so that threads seldom wait for each other.
+/// The number of lists of free blocks. With several lists, threads seldom wait for each other.
 const LISTS: usize = 16;
 
-/// A fold begins at one of this many oldest blocks, which is drawn by lot.
+/// A fold begins at a block that is drawn at random from this many oldest blocks of the chain.
 const FOLDED_WITHIN: u32 = 32;
 
-/// Blocks of entries. Each block is in one chain, in one list of free blocks, or was never used. They are numbered from
-/// 1.
+/// Blocks of entries. Each block is in one chain, in one list of free blocks, or was never used. The blocks are
+/// numbered from 1.
 pub(super) struct EntryArena {
-    /// The first one is not used.
+    /// The blocks by number. The block with number 0 is not used.
     blocks: Box<[[AtomicU64; WORDS_PER_BLOCK]]>,
     free: [Mutex<u32>; LISTS],
-    /// Blocks from this one on were never used: they are not yet in memory.
+    /// The number of the first block that was never used. This block and all later blocks are not yet in
+    /// memory.
     untouched: AtomicU64,
-    /// The index from which the next sample is drawn.
+    /// The counter from which the next random number is computed.
     draws: AtomicU64,
 }
 
@@ -76,7 +77,8 @@ pub(super) struct Chain {
     head: u32,
     first: u32,
     last: u32,
-    /// The number of entries of the first block that are gone. Each block but the last is filled to its end.
+    /// The number of entries at the beginning of the first block that are gone. Each block except the last is
+    /// filled to its end.
     skip: usize,
     /// The number of entries in the last block, including those that are gone.
     filled: usize,
@@ -96,12 +98,12 @@ impl Chain {
         self.filled > if self.first == self.last { self.skip } else { 0 }
     }
 
-    /// Returns whether one more entry takes another block.
+    /// Returns whether one more entry needs another block.
     pub(super) fn wants_block(&self) -> bool {
         self.first == NONE && self.head == NONE || self.filled == ENTRIES
     }
 
-    /// Returns whether the first entry takes a block beside the head.
+    /// Returns whether the first entry needs a block in addition to the head.
     pub(super) fn wants_entries(&self) -> bool {
         self.first == NONE || self.head == NONE
     }
@@ -134,7 +136,7 @@ impl EntryArena {
 
     // Chains ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Reads the chain that begins with this block. Without a block, the chain has no blocks.
+    /// Reads the chain that begins with this block. If `first` is [`NONE`], the chain has no blocks.
     pub(super) fn load(&self, first: u32) -> Chain {
         if first == NONE {
             return Chain::default();
@@ -142,7 +144,7 @@ impl EntryArena {
         Chain { first, ..self.described(first) }
     }
 
-    /// Reads the chain that begins with this head. Without a head, the chain has no blocks.
+    /// Reads the chain that begins with this head. If `head` is [`NONE`], the chain has no blocks.
     pub(super) fn load_headed(&self, head: u32) -> Chain {
         if head == NONE {
             return Chain::default();
@@ -175,7 +177,7 @@ impl EntryArena {
         }
     }
 
-    /// Writes what [`load`](Self::load) reads. A chain without entries loses its block.
+    /// Writes what [`load`](Self::load) reads. The blocks of a chain without entries are freed.
     pub(super) fn store(&self, owner: Fingerprint, chain: &mut Chain) {
         if !chain.has_entry() {
             self.clear(owner, chain);
@@ -205,8 +207,8 @@ impl EntryArena {
         self.release(owner, spare, spare);
     }
 
-    /// Takes all entries out of a chain that has a block. It keeps a head that names this quota, and `spare` for
-    /// entries if they have no other block.
+    /// Removes all entries from a chain that has a block. The chain then has a head that names this quota. The
+    /// chain uses `spare` for entries if it has no other block for them.
     pub(super) fn empty_headed(&self, owner: Fingerprint, chain: &mut Chain, spec: &Spec, spare: &mut Option<u32>) {
         self.empty(owner, chain);
         if chain.head == NONE {
@@ -220,7 +222,7 @@ impl EntryArena {
         spec.to_words().iter().enumerate().for_each(|(at, word)| self.set_word(chain.head, QUOTA + at, *word));
     }
 
-    /// Takes all entries out of a chain that has a block. It keeps one block, which is not a head.
+    /// Removes all entries from a chain that has a block. The chain keeps one block, which is not a head.
     pub(super) fn empty_plain(&self, owner: Fingerprint, chain: &mut Chain) {
         self.empty(owner, chain);
         if chain.head != NONE {
@@ -231,7 +233,7 @@ impl EntryArena {
         }
     }
 
-    /// Takes all entries out of a chain, which keeps its head and its first block.
+    /// Removes all entries from a chain, which keeps its head and its first block.
     fn empty(&self, owner: Fingerprint, chain: &mut Chain) {
         if chain.first != chain.last {
             self.release(owner, self.next(chain.first), chain.last);
@@ -260,14 +262,14 @@ impl EntryArena {
         Some(Pair { at, n })
     }
 
-    /// Removes all that a chain holds, its head too, and puts a pair into it.
+    /// Removes everything from a chain, including its head, and puts a pair into it.
     pub(super) fn set_pair(&self, owner: Fingerprint, chain: &mut Chain, pair: Pair) {
         self.empty_plain(owner, chain);
         self.set(chain.first, 0, (pair.at, pair.n));
         chain.filled = 1;
     }
 
-    /// Makes a chain hold a pair, in a head that names this quota.
+    /// Makes a pair the only content of a chain, in a head that names this quota.
     pub(super) fn set_headed_pair(&self, owner: Fingerprint, chain: &mut Chain, pair: Pair, spec: &Spec) {
         self.empty_headed(owner, chain, spec, &mut None);
         if chain.first != NONE {
@@ -285,7 +287,8 @@ impl EntryArena {
         ChainView { arena: self, chain }
     }
 
-    /// Makes the change to a chain of this owner that has a block. Its entries hold at most `most` units each.
+    /// Applies an edit to a chain of this owner that has a block. If the edit moves entries to one instant,
+    /// their entry keeps at most `most` units.
     pub(super) fn apply(&self, owner: Fingerprint, chain: &mut Chain, edit: &Edit, most: u64) {
         if let Some(move_to) = edit.move_to {
             self.move_to(owner, chain, move_to, most);
@@ -312,7 +315,7 @@ impl EntryArena {
         }
     }
 
-    /// Adds units to the entry that starts at `start`. That is the newest entry, or a new one.
+    /// Adds units to the newest entry if it starts at `start`, and otherwise adds a new entry.
     pub(super) fn push(&self, owner: Fingerprint, chain: &mut Chain, start: u64, units: u64) {
         let newest = self.view(chain).newest();
         chain.total += units;
@@ -327,7 +330,7 @@ impl EntryArena {
         chain.filled += 1;
     }
 
-    /// Makes room at the end of a chain whose last block is full: in another block, or by a fold.
+    /// Makes room at the end of a chain whose last block is full: with another block, or by a fold.
     fn extend(&self, owner: Fingerprint, chain: &mut Chain) {
         let mut block = self.allocate(owner);
         if block.is_none() && self.fold(owner, chain) {
@@ -345,7 +348,7 @@ impl EntryArena {
         }
     }
 
-    /// Makes room in a full last block: by moving its entries, or else by folding them.
+    /// Makes room in a full last block: by moving its entries to its free beginning, or else by folding them.
     fn fold_last(&self, chain: &mut Chain) {
         let from = if chain.first == chain.last { chain.skip } else { 0 };
         let entries = (from..ENTRIES).map(|index| (chain.last, index));
@@ -374,8 +377,8 @@ impl EntryArena {
         }
     }
 
-    /// Drops the newest entries that hold no units, because the newest entry says when the whole quota is back. It
-    /// walks the chain once.
+    /// Drops the newest entries that hold no units, because the newest entry says when the whole quota is back.
+    /// The search walks the chain once.
     fn drop_empty_newest(&self, owner: Fingerprint, chain: &mut Chain) {
         if self.view(chain).newest().is_none_or(|(_, units)| units > 0) {
             return;
@@ -430,7 +433,8 @@ impl EntryArena {
         true
     }
 
-    /// Joins each `each` neighbours to one entry of the latest date. Returns the entries and their number.
+    /// Joins each group of `each` neighbouring entries into one entry with the latest date of the group.
+    /// Returns the entries and their number.
     fn folded(&self, positions: impl Iterator<Item = (u32, usize)>, each: usize) -> ([(u64, u64); ENTRIES], usize) {
         let mut folded = [(0, 0); ENTRIES];
         let mut count = 0;
@@ -460,7 +464,7 @@ impl EntryArena {
     }
 
     /// Handles a clock that stepped back: the entries that start at `move_to` or later become one entry of at most
-    /// `most` units, which starts there.
+    /// `most` units, which starts at `move_to`.
     fn move_to(&self, owner: Fingerprint, chain: &mut Chain, move_to: u64, most: u64) {
         let later = |(block, index): &(u32, usize)| self.entry(*block, *index).0 >= move_to;
         let Some((block, index)) = self.positions(chain).find(later) else { return };
@@ -604,7 +608,7 @@ impl Iterator for EntryPositions<'_> {
     }
 }
 
-/// A chain's entries, to be read.
+/// A read-only view of a chain's entries.
 pub(super) struct ChainView<'a> {
     arena: &'a EntryArena,
     chain: &'a Chain,

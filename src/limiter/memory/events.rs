@@ -1,4 +1,4 @@
-//! Events that the observer gets once no lock is held.
+//! Events that the observers get after all locks are released.
 
 use crate::base::sync::contained;
 use crate::base::wait::Wait;
@@ -7,11 +7,11 @@ use crate::event::LimiterEvent;
 
 use super::states::States;
 
-/// The wait that is reported for a key that found no room.
+/// The wait that is reported to a key for which the table has no room.
 const FULL_RETRY_US: u64 = 1_000_000;
 
-/// Events that are reported when this is dropped. It is made before any lock is taken, so it outlives them: an observer
-/// may ask the limiter or panic.
+/// Events that are reported when this value is dropped. The value is made before any lock is taken, so it is dropped
+/// after the locks are released. Therefore an observer may call the limiter or panic.
 pub(super) struct PendingEvents<'a> {
     states: &'a States,
     events: Vec<LimiterEvent>,
@@ -29,8 +29,8 @@ impl<'a> PendingEvents<'a> {
         self.events.push(LimiterEvent::evicted(throttled));
     }
 
-    /// Reports the events. Not inlined, so that the check for no events is inlined (`benches/instructions`, "state
-    /// of two words").
+    /// Reports the events. This method is not inlined, so that the check whether there are events is inlined
+    /// (`benches/instructions`, "state of two words").
     #[cold]
     fn report(&self) {
         for event in &self.events {

@@ -1,20 +1,22 @@
-//! Growth of the table: it uses the first part of its memory, then two parts, then four.
+//! Growth of the table: the table uses one part of its memory, then two parts, then four.
 //!
-//! When a new key finds no room, the table doubles: each line is *split*, and its keys stay, or go to the same slot of
-//! one new line. One bit of the hash picks the line. No call splits more than a few lines, and nothing runs in the
-//! background:
+//! When a new key finds no room, the table doubles: each line is *split*. A key of the line keeps its slot, or moves
+//! to the same slot of a new line. One bit of the key's hash says which. No call splits more than a few lines, and
+//! nothing runs in the background. Growth has three steps:
 //!
-//! 1. The table uses the new lines from now on ([`Announced`](Growth::Announced)). A thread that is about to place a
-//!    key by the old mask holds a stripe. So the growing thread locks and unlocks each stripe once.
-//! 2. Each call that takes the long way splits a few lines, in order ([`Splitting`](Growth::Splitting)). A key that is
-//!    not in its lines may still be in the lines from which these are split. A new line stays empty until its split is
-//!    done, so every key that has to leave finds its new slot free.
-//! 3. When all are split ([`Settled`](Growth::Settled)), the table may double again.
+//! 1. The table begins to use the new lines ([`Announced`](Growth::Announced)). A thread that is about to place a
+//!    key with the old mask holds a stripe. So the growing thread waits for such threads: it locks and unlocks each
+//!    stripe once.
+//! 2. Each call that takes the long way splits a few lines, in order ([`Splitting`](Growth::Splitting)). A key that
+//!    is not in its own lines may still be in the lines that have yet to be split. A new line stays empty until its
+//!    split is done, so every key that has to move finds its new slot free.
+//! 3. When all lines are split ([`Settled`](Growth::Settled)), the table may double again.
 //!
-//! A key moves under its stripe, like every key. It moves to a later slot. So a [walk](States::walk), which visits the
+//! A key moves while its stripe is locked, and always to a later slot. So a [walk](States::walk), which visits the
 //! slots in order, misses no key, but may meet a key twice.
 //!
-//! The table never shrinks. Expired states are free space, which only makes the keys lie further apart.
+//! The table never shrinks. Expired states are free space, so in a table that is too large the keys only lie
+//! further apart.
 
 use super::slot_table::{Fingerprint, Growth, SlotRef};
 use super::states::States;
@@ -24,11 +26,13 @@ use crate::base::sync::{MutexGuard, lock, try_lock};
 /// The number of lines that each call splits.
 const LINES_PER_CALL: usize = 4;
 
-/// The number of lines that a call splits if it finds no room although its own lines are split.
+/// The number of lines that a call splits for a key that finds no room although its own lines are already
+/// split.
 const LINES_FOR_ROOM: usize = 16;
 
 impl States {
-    /// Splits a few lines, if the table is growing and no other thread is splitting any. The caller must hold no lock.
+    /// Splits a few lines, if the table is growing and no other thread is splitting lines. The caller must hold no
+    /// lock.
     #[inline]
     pub(super) fn go_on_growing(&self) {
         if self.table.growth() != Growth::Settled {
@@ -44,7 +48,8 @@ impl States {
         }
     }
 
-    /// Makes room for a key that [found none](super::slot_table::SlotClaim::AfterGrowth). The caller must hold no lock.
+    /// Makes room for a key that [found no room](super::slot_table::SlotClaim::AfterGrowth). The caller must hold no
+    /// lock.
     #[cold]
     pub(super) fn grow_for(&self, key: Fingerprint) {
         let mut next = lock(&self.growth);
@@ -91,8 +96,8 @@ impl States {
         moved.inspect(|slot| slot.unlock(0, NO_STATE)).is_some()
     }
 
-    /// Moves the keys that have to leave a line. The caller holds the lock of the growth. Returns whether there are
-    /// any.
+    /// Moves the keys that have to leave a line, and returns whether there were any. The caller holds the lock of
+    /// the growth.
     fn split(&self, line: usize) -> bool {
         let mut has_any = false;
         for (from, to) in self.table.splits(line) {

@@ -1,4 +1,4 @@
-//! A `MemoryLimiter`: its public methods, and the trait.
+//! A `MemoryLimiter`: its public methods, and its implementation of the trait `Limiter`.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -22,52 +22,53 @@ use super::states::States;
 
 /// A limiter in this process's memory, for every algorithm and any mix of quotas.
 ///
-/// Clones share one table. A set of charges is [atomic](crate::limiter::Atomicity::Atomic): an admitted
-/// set is decided at one instant. A refused set takes nothing. It may report its states at different
-/// instants of the call. Nothing runs in the background.
+/// Clones share one table. A set of charges is [atomic](crate::limiter::Atomicity::Atomic): an admitted set
+/// is decided at one instant. A refused set takes nothing, and may report its states as of different instants
+/// during the call. Nothing runs in the background.
 ///
 /// # Memory
 ///
-/// Memory is bounded for any input. [`bytes`](Self::bytes) returns the bound. That much memory is reserved, and only
-/// the touched part is resident.
+/// Memory is bounded for any input. [`bytes`](Self::bytes) returns the bound. The limiter reserves memory up to this
+/// bound, and only the touched part is resident.
 ///
 /// * A limiter of capacity `n` has a table of at most `40·n` bytes (40 MB for a million keys). The table
 ///   begins with 32 to 64 kB and doubles when a key finds no room, so it takes about 20 to 60 bytes for each
-///   active key. A key is active until ten seconds after its state expired. The table never shrinks.
-///   Buckets, fixed windows and sliding windows of one bucket need nothing else, unless their numbers
-///   are unusually large.
+///   active key. A key is active until ten seconds after its state expired. The table never shrinks. Buckets,
+///   fixed windows and sliding windows of one bucket need no other memory, unless their numbers are unusually
+///   large.
 /// * Other states (sub-windows, logs, and large numbers) also need blocks of 128 bytes from an arena of
-///   `320·n` bytes. A block holds six entries. The limiter makes the arena when the first such quota is
-///   used.
+///   `320·n` bytes. A block holds six entries. The limiter makes the arena when the first quota that needs it
+///   is used.
 ///
 /// A single key may use its whole quota, as long as the arena has an
-/// [entry](super::MemoryLimiterBuilder::min_entries) for each date that the quota needs;
-/// [`supports`](Limiter::supports) returns an error for a quota that can never fit. When the arena is
-/// full, logs and sub-windows share it by losing precision: two neighbouring entries of a key become one
-/// of the later date. Such a key may be refused for longer than was reported, and a refund of a merged
-/// entry may have no effect. The limit is never more permissive, and no key is forgotten because there are no
-/// entries.
+/// [entry](super::MemoryLimiterBuilder::min_entries) for each date that the quota needs.
+/// [`supports`](Limiter::supports) returns an error for a quota that can never fit. When the arena is full,
+/// logs and sub-windows lose precision: two neighbouring entries of a key become one entry with the later
+/// date. A key with merged entries may be refused for longer than was reported, and a refund of a merged
+/// entry may have no effect. A merge never makes the limit more permissive, and no key is forgotten for lack
+/// of entries.
 ///
-/// While the table grows, each call moves a few keys. The call that begins the growth takes some 20
-/// microseconds more. No key is forgotten or denied before the table has its full size.
+/// While the table grows, each call moves a few keys. The call that begins the growth takes about 20
+/// microseconds longer. No key is forgotten or denied before the table has its full size.
 ///
-/// An expired state is free space; no sweep is needed. When all slots that a new key may use are live,
-/// [`OnFull`](super::OnFull) decides. With a million keys in a table of that capacity, the limiter forgets fewer than
-/// ten.
+/// An expired state is free space; no sweep is needed. When all slots that a new key may use hold live states,
+/// [`OnFull`](super::OnFull) decides. A limiter with a capacity of a million keys that gets a million keys forgets
+/// fewer than ten of them.
 ///
-/// [Meters](crate::quota::Quota::meter) and the units of requests in flight are never evicted, so many of them make the
-/// table grow sooner. They take about half of the slots at most, and a new one that finds no room is denied. While
-/// there are at most `n` of them, that happens to fewer than one in 1,000. Meters beyond 16,382
-/// [quotas](crate::limiter::memory#changed-quotas) are evicted like other keys.
+/// [Meters](crate::quota::Quota::meter) and the units of requests in flight are never evicted, so many of them make
+/// the table grow sooner. These states take at most about half of the slots, and a charge that finds no room for a
+/// new one is denied. While there are at most `n` such states, fewer than one new state in 1,000 finds no room.
+/// Meters of quotas beyond the first 16,382 [quotas](crate::limiter::memory#changed-quotas) are evicted like other
+/// keys.
 ///
-/// The limiter does not store keys. It stores fingerprints of 50 bits, made with a secret from the
-/// system's randomness, so an attacker cannot aim at another client's key.
+/// The limiter does not store keys. The limiter stores 50-bit fingerprints, made with a random secret of the system,
+/// so an attacker cannot choose a key that collides with another client's key.
 #[derive(Clone)]
 pub struct MemoryLimiter(pub(super) Arc<States>);
 
 impl MemoryLimiter {
-    /// Takes `cost` units from what `policy` allows `key`. It is the shortest way to a single decision,
-    /// for use without a service.
+    /// Takes `cost` units from what `policy` allows `key`. This method is the shortest way to a single
+    /// decision without a service.
     ///
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
@@ -85,10 +86,10 @@ impl MemoryLimiter {
         self.0.charge(Charge::new(policy, key).cost(cost))
     }
 
-    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the
-    /// [`Place`] is dropped. [`Ready::hold`](crate::limiter::Ready::hold) waits if they are not
-    /// free. If the [receipt](crate::limiter::Receipt) of a charge is dropped instead of refunded,
-    /// its units stay held.
+    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is
+    /// dropped. [`Ready::hold`](crate::limiter::Ready::hold) waits until the units are free. If the
+    /// [receipt](crate::limiter::Receipt) of a charge is dropped instead of refunded, the units of the charge
+    /// stay held.
     ///
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
@@ -132,8 +133,9 @@ impl MemoryLimiter {
         self.take_as(charges, |decision| decision)
     }
 
-    /// Takes all charges, or none of them, and returns the result of `answer` for the decision. Each branch makes
-    /// the whole answer. A decision about several charges is large, and would be copied if the branches met before.
+    /// Takes all charges, or none of them, and returns the result of `answer` for the decision. Each branch builds
+    /// the whole answer. If the branches met before that, a decision about several charges would be copied, and it
+    /// is large.
     #[inline(always)]
     fn take_as<T>(&self, charges: &[Charge<'_>], answer: impl FnOnce(Decision) -> T) -> T {
         match charges {
@@ -151,7 +153,7 @@ impl MemoryLimiter {
         Decision::made(|decisions| self.0.charge_all(charges, decisions, false))
     }
 
-    /// Refunds what a receipt still holds of a charge to (policy, key), as [`Limiter::refund`].
+    /// Refunds what a receipt still holds of a charge to (policy, key), like [`Limiter::refund`].
     ///
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
@@ -171,19 +173,19 @@ impl MemoryLimiter {
         self.0.refund(policy, key, &receipt);
     }
 
-    /// Refunds what each receipt still holds, as [`Limiter::refund`].
+    /// Refunds what each receipt still holds, like [`Limiter::refund`].
     pub fn refund_now(&self, refunds: &[Refund]) {
         refunds.iter().for_each(|Refund { policy, key, receipt }| self.0.refund(policy, key, receipt));
     }
 
-    /// Makes a refund as the script on Redis does, without keeping it. Returns whether a later slot of the queue is
-    /// taken.
+    /// Makes a refund as the script on Redis does, without keeping a refund that has no effect yet. Returns whether
+    /// a later slot of the queue is taken.
     #[cfg(all(test, feature = "_redis"))]
     pub(crate) fn refund_once(&self, refund: &Refund) -> bool {
         self.0.refund_once(&refund.policy, &refund.key, &refund.receipt)
     }
 
-    /// Forgets the state of a (policy, key), which has its whole quota again.
+    /// Forgets the state of a (policy, key) pair, so that its whole quota is available again.
     pub fn reset_now(&self, policy: &Policy, key: &Key) {
         self.0.reset(policy, key);
     }
@@ -191,9 +193,9 @@ impl MemoryLimiter {
     /// Copies all live states, to be [restored](super::MemoryLimiterBuilder::restore) later, so that a daily
     /// quota survives a deploy.
     ///
-    /// Each state is copied at an instant of its own. The snapshot holds no keys, but their
-    /// fingerprints and the secret of these. Protect it as you protect a log of clients. It takes
-    /// about 24 bytes for each key.
+    /// Each state is copied at its own instant. The snapshot holds no keys, but the fingerprints of the keys
+    /// and the secret with which the fingerprints were made. Protect a snapshot like a log of clients. A
+    /// snapshot takes about 24 bytes for each key.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         Snapshot::of(&self.0).write()

@@ -2,8 +2,8 @@
 //!
 //! # Order of locks
 //!
-//! A thread locks the stripes of the keys that have no slot first, in order, and then the slots, in order. See
-//! [`slot_table`](super::slot_table) for all locks. It calls observers after it has released all of them.
+//! A thread first locks the stripes of the keys that have no slot, in order, and then the slots, in order. See
+//! [`slot_table`](super::slot_table) for all locks. A thread calls observers after it has released all locks.
 
 use smallvec::SmallVec;
 
@@ -12,22 +12,23 @@ use super::slot_table::SlotRef;
 use super::states::{States, stripe_of};
 use crate::base::sync::MutexGuard;
 
-/// The number of states of a request that need no allocation.
+/// The number of states that a request can lock without an allocation.
 pub(super) const INLINE: usize = 4;
 
-/// A set of more states than this is sorted. For fewer, looking for the next one is faster.
+/// A set of more states than this is sorted. In a smaller set, a search for each next slot is faster.
 pub(super) const MANY: usize = 32;
 
-/// Locked states. When it is dropped, it unlocks the states that were not written, as they were.
+/// Locked states. Dropping the set unlocks the states that were not written, unchanged.
 pub(super) struct LockedSet<'a, H: AsMut<[LockedKey<'a>]>> {
     states: &'a States,
     pub(super) holds: H,
-    /// The stripes of the keys that have no slot: while they are locked, no other thread makes one.
+    /// The stripes of the keys that have no slot. While a stripe is locked, no other thread makes a slot for
+    /// its keys.
     stripes: SmallVec<[MutexGuard<'a, ()>; INLINE]>,
 }
 
 impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
-    /// Locks the states of these keys. Afterwards each key has its slot, or is known to have none.
+    /// Locks the states of these keys. Afterwards each key has its slot, or is known to have no slot.
     #[inline(always)]
     pub(super) fn lock(states: &'a States, holds: H) -> Self {
         let mut set = Self { states, holds, stripes: SmallVec::new() };
@@ -43,7 +44,7 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         }
     }
 
-    /// Locks the stripes of the keys that have no slot. Then returns whether each key has its slot or its stripe is
+    /// Locks the stripes of the keys that have no slot. Returns whether each key then has its slot or its stripe is
     /// locked.
     #[cold]
     fn find_under_stripes(&mut self) -> bool {
@@ -94,7 +95,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         self.holds.as_mut().iter().all(|hold| hold.slot.is_none() || hold.locked.is_some())
     }
 
-    /// As [`lock_found`](Self::lock_found), in time that grows with the logarithm of the number of holds for each.
+    /// Does what [`lock_found`](Self::lock_found) does, for many keys. The time for each key grows with the
+    /// logarithm of their number.
     #[inline(never)]
     fn lock_found_of_many(&mut self) -> bool {
         let holds = self.holds.as_mut();

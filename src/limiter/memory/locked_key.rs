@@ -16,23 +16,24 @@ use super::states::States;
 use super::versions::{UNNUMBERED, word_layout};
 use super::word::{HeldUnits, HeldWord, NO_STATE, Now, block_of, block_word};
 
-/// A key whose slot is locked, or that is known to have none.
+/// A key whose slot is locked, or that is known to have no slot.
 pub(super) struct LockedKey<'a> {
     pub(super) key: Fingerprint,
     version: u16,
     quota: &'a Quota,
     rules: &'a Decider,
-    /// An earlier key of the set is the same: the caller should have summed the charges.
+    /// True if an earlier charge of the set has the same key. The caller should have added up the two
+    /// charges.
     pub(super) is_twice: bool,
     /// The slot in which the key was found.
     pub(super) slot: Option<SlotRef<'a>>,
-    /// The locked slot as it was; `None` if the key has none, or the slot is written.
+    /// The locked slot as it was read; `None` if the key has no slot, or the slot has been written.
     pub(super) locked: Option<Seen<'a>>,
-    /// The key finds no room before the table has grown.
+    /// True if the key finds no room before the table has grown.
     pub(super) awaits_growth: bool,
-    /// A request that came before waits in line for the key's units.
+    /// True if an earlier request waits in line for the key's units.
     pub(super) is_held_back: bool,
-    /// The slot's blocks in the arena, under any version.
+    /// The blocks of the slot's state in the arena, whatever its version.
     chain: Chain,
     /// True if the chain is new, and not in the slot yet.
     is_begun: bool,
@@ -44,8 +45,8 @@ pub(super) struct LockedKey<'a> {
     change: StateChange,
 }
 
-/// A state as it is read. If another quota of the policy wrote it, it is converted, and the slot keeps the old state
-/// until this quota writes.
+/// A state as it was read. A state that another quota of the policy wrote is converted for this quota, and the slot
+/// keeps the old state until this quota writes.
 #[derive(Debug)]
 pub(super) enum LoadedState {
     /// No state, or one that has expired.
@@ -59,14 +60,14 @@ pub(super) enum LoadedState {
     Held(HeldUnits),
 }
 
-/// The word and the entries to write.
+/// The change to write to a key's state.
 #[derive(Debug)]
 enum StateChange {
     Nothing,
     Pair(Pair),
     Clear,
     Entries(Edit),
-    /// The units to remove from the entry that starts then.
+    /// The start of an entry, and the units to remove from that entry.
     Remove(u64, u64),
     Held(HeldUnits),
 }
@@ -101,14 +102,14 @@ impl<'a> LockedKey<'a> {
         self.change = StateChange::Nothing;
     }
 
-    /// Notes that the key forgets its state.
+    /// Notes that the key's state is to be removed.
     pub(super) fn clear(&mut self) {
         if self.locked.is_some() {
             self.change = StateChange::Clear;
         }
     }
 
-    /// Notes that a state from elsewhere replaces the key's state.
+    /// Notes that a state that was kept elsewhere replaces the key's state.
     pub(super) fn adopt(&mut self, kept: NewState) {
         self.state = kept.into();
         self.change = self.state.as_it_is();
@@ -151,7 +152,8 @@ impl States {
 
     // Read ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Reads the state of a key that is locked. `now` was read after it was locked, so it is not older than the state.
+    /// Reads the state of a locked key. `now` was read after the key was locked, so `now` is not older than the
+    /// state.
     #[inline(always)]
     pub(super) fn read(&self, hold: &mut LockedKey<'_>, now: Now) {
         let Some(seen) = hold.locked else { return };
@@ -168,8 +170,8 @@ impl States {
         }
     }
 
-    /// Returns the blocks and the state of a slot that was written under these rules. If the state is not a word, the
-    /// slot must be locked.
+    /// Returns the blocks and the state of a slot that was written under these rules. If the state is larger than a
+    /// word, the slot must be locked.
     #[inline]
     pub(super) fn unpack(&self, seen: Seen<'_>, rules: &Decider, now: Now) -> (Chain, LoadedState) {
         if let Decider::Places(_) = rules {
@@ -210,13 +212,13 @@ impl States {
         if version_of(seen.tag) == UNNUMBERED { self.arena().load_headed(block) } else { self.arena().load(block) }
     }
 
-    /// Returns the instant from which the entries of a chain no longer count, if it has any.
+    /// Returns the instant from which the entries of a chain no longer count, if the chain has entries.
     fn expiry(&self, chain: &Chain, rules: &EntryLog) -> Option<u64> {
         let (start, _) = self.arena().view(chain).newest()?;
         Some(start.saturating_add(rules.life_us()))
     }
 
-    /// Reads a state of another version, converted to this version.
+    /// Reads a state of another version, and converts it to this version.
     #[cold]
     fn take_over(&self, hold: &mut LockedKey<'_>, seen: Seen<'_>, now: Now) {
         let from = match version_of(seen.tag) {
@@ -280,8 +282,8 @@ impl States {
         decision
     }
 
-    /// Notes the change by a refund of the part of `units` that the receipt `own` still holds. Returns whether
-    /// the refund changes nothing, because a later slot of the queue is taken.
+    /// Notes the change that a refund makes: the refund returns the part of `units` that the receipt `own`
+    /// still holds. Returns whether the refund changes nothing, because a later slot of the queue is taken.
     pub(super) fn decide_refund(&self, hold: &mut LockedKey<'_>, now: Now, units: u64, own: Pair) -> bool {
         if hold.fit == Fit::Over {
             return false;
@@ -310,7 +312,7 @@ impl States {
     // Write ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Makes room for the change of a locked key: a slot if the key has none, and a block if its chain needs one.
-    /// Returns `false` if there is no room. Then the locked key changes nothing.
+    /// Returns `false` if there is no room; the locked key then changes nothing.
     #[inline(always)]
     pub(super) fn make_room<'a>(&'a self, hold: &mut LockedKey<'a>, now: Now, events: &mut PendingEvents<'_>) -> bool {
         // A change that only removes units needs no new block, so no other key is forgotten to make room.
@@ -354,7 +356,7 @@ impl States {
         true
     }
 
-    /// Makes room for the first entry behind a head.
+    /// Makes room for the first entry of a chain with a head.
     fn make_spare(&self, hold: &mut LockedKey<'_>) -> bool {
         let is_needed = hold.version == UNNUMBERED && matches!(hold.rules, Decider::EntryLog(_));
         if is_needed && hold.spare.is_none() && hold.chain.wants_entries() {

@@ -1,13 +1,13 @@
 //! A limiter that keeps its states in this process's memory.
 //!
-//! [`MemoryLimiter`](crate::MemoryLimiter) is the limiter; [`MemoryLimiterBuilder`] sets it up.
+//! [`MemoryLimiterBuilder`] sets up a [`MemoryLimiter`](crate::MemoryLimiter).
 //!
 //! # Floods of fresh keys
 //!
-//! With [`OnFull::Evict`] the limiter never forgets a key that is out of allowance while a key that
-//! competes with it for a slot has some left. An attacker therefore has to use each fresh key up.
-//! `tests/memory/floods.rs` measures how many used-up keys come before the limiter forgets a key that
-//! is out of allowance, for a limiter of capacity `C`:
+//! With [`OnFull::Evict`] the limiter never forgets a key that is out of allowance while a key that competes
+//! with it for a slot has allowance left. An attacker therefore has to use up the allowance of each fresh
+//! key. `tests/memory/floods.rs` measures how many used-up keys come before the limiter forgets a key that is
+//! out of allowance, for a limiter of capacity `C`:
 //!
 //! | flood of used-up | states it forgets | the first after | half after |
 //! |---|---|---|---|
@@ -15,33 +15,33 @@
 //! | closed blocks | all but meters, closed blocks last | 2.3·C | 2.7·C |
 //! | meters | next to none: a new meter that finds no room is denied | never | never |
 //!
-//! "Never" was measured in a limiter that other keys fill to an eighth. When they used half of it, a flood of
-//! meters made it forget one used-up key of 200,000.
+//! "Never" was measured in a limiter that other keys fill to an eighth. When other keys used half of the
+//! limiter, a flood of meters made it forget one used-up key of 200,000.
 //!
-//! If logs and sub-windows need more entries than there are, they lose precision but no units: see
+//! If logs and sub-windows need more entries than the limiter has, they lose precision but no units: see
 //! [`MemoryLimiter`](crate::MemoryLimiter).
 //!
 //! # Millions of keys
 //!
-//! With a million active keys a check waits for memory: for the key's slot, and for the translation of
-//! its address. Large pages shorten the second wait. A program that uses the allocator of glibc, 2.35
-//! or later, gets them on Linux by the environment variable `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, if
-//! `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise` or `always`. In one run a check of a
-//! million addresses took 161 ns instead of 181, and of ten million 181 ns instead of 224, with the
-//! same resident memory.
+//! With a million active keys a check waits for memory: for the key's slot, and for the translation of the
+//! slot's address. Large pages shorten the wait for the translation. On Linux, a program with the allocator
+//! of glibc 2.35 or later gets large pages if it is started with the environment variable
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, and if `/sys/kernel/mm/transparent_hugepage/enabled` says
+//! `madvise` or `always`. In one run with the same resident memory, a check took 161 ns instead of 181 ns
+//! with a million addresses, and 181 ns instead of 224 ns with ten million.
 //!
 //! # Changed quotas
 //!
-//! Each state names the quota it was written under. When a policy's quota changes, its keys keep what
-//! they have used, however many quotas there are. The limiter numbers up to 16,382 quotas that have
-//! live states. A state of a further quota has the numbers of its quota beside it. It takes 128 bytes
-//! more, its checks take a lock and a few times as long, and snapshots leave it out. A meter among them
-//! can be evicted, like any other key. The observer gets
+//! Each state names the quota it was written under. When a policy's quota changes, the policy's keys keep
+//! what they have used, however many quotas the limiter has met. The limiter numbers up to 16,382 quotas that
+//! have live states. A state of a quota beyond these is stored together with the parameters of its quota.
+//! Such a state takes 128 bytes more, its checks take a lock and a few times as long, and snapshots leave it
+//! out. A meter with such a state can be evicted like any other key. The observers get
 //! [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).
 //!
-//! When three quarters of the numbers are in use, the limiter looks for quotas that no request used for ten seconds and
-//! that have no live state. That takes about ten milliseconds for a million keys, in the request that starts the
-//! search.
+//! When three quarters of the numbers are in use, the limiter looks for quotas that no request used for ten seconds
+//! and that have no live state. The search takes about ten milliseconds for a million keys, in the request that
+//! starts the search.
 
 mod builder;
 mod charge;

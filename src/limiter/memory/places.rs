@@ -1,23 +1,24 @@
-//! Takes and returns units that requests hold. If the key has its slot, this waits for no lock. Otherwise the
-//! [long way](States::charge_one) does it.
+//! Takes and returns units that requests hold. If the key has its slot, the call waits for no lock. Otherwise
+//! the [long way](States::charge_one) takes or returns the units.
 //!
-//! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way. The
-//! slot's word is then an instant, like that of an expired state. No return reads the clock: the instant is the second
-//! in which any key last got a slot. If that is long ago, a new key may take the slot of a key that has just returned
-//! its units. That key then takes the long way once.
+//! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way.
+//! The slot's word is then an instant, like that of an expired state. A return does not read the clock, so the
+//! instant is the second in which any key last got a slot. If that second is long ago, a new key may take the slot of
+//! a key that has just returned its units. A key that lost its slot in this way takes the long way once.
 //!
 //! # Resets
 //!
-//! The number of a run is the number of resets before it began. A reset raises that number before it locks the slot. A
-//! thread that begins a run reads it before the slot, and compares it again when it has locked the slot. So a run has
-//! another number than those that were reset before it. A slot's word has room for the first 4,194,303 numbers. The
-//! units of later runs are in the [arena](super::entry_arena), and take the long way.
+//! The number of a run is the number of resets before it began. A reset raises the number of resets before it locks
+//! the slot. A thread that begins a run reads the number of resets before it reads the slot, and compares the number
+//! again after it has locked the slot. So the number of a run differs from those of all runs that were reset before
+//! it. A slot's word has room for the first 4,194,303 run numbers. The units of later runs are in the
+//! [arena](super::entry_arena), and take the long way.
 //!
 //! # Lines
 //!
 //! While requests wait in line for a key, the long way decides: see [`LockedKey::is_held_back`]. A thread reads under
-//! the slot's lock whether a request waits, and a waiting request asks in the long way. So no release is missed, see
-//! [`PlaceLines`](crate::limiter::PlaceLines).
+//! the slot's lock whether a request waits in line, and a request in line asks on the long way. So no release is
+//! missed, see [`PlaceLines`](crate::limiter::PlaceLines).
 //!
 //! [`LockedKey::is_held_back`]: super::locked_key::LockedKey::is_held_back
 
@@ -67,7 +68,8 @@ impl States {
         Some(PlacesPlan { seen, verdict, run: after.run, word })
     }
 
-    /// Gives back the units that a receipt still holds, and wakes the first request that waits for them.
+    /// Returns the units that a receipt still holds to the key, and wakes the first request that waits for
+    /// such units.
     #[inline(always)]
     pub(super) fn release(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
         self.release_units(policy, key, receipt);
@@ -92,8 +94,8 @@ impl States {
         HeldUnits::returned(u64::from(self.claimed_s.load(Ordering::Relaxed)) * 1_000_000) // only a hint
     }
 
-    /// Returns the slot of a key, and the held units in its word. Returns `None` if there is no slot, or if the arena
-    /// has the units.
+    /// Returns the slot of a key, and the held units in its word. Returns `None` if the key has no slot, or if its
+    /// units are in the arena.
     #[inline(always)]
     fn look_at_places(&self, key: Fingerprint) -> Option<(Seen<'_>, Option<HeldUnits>)> {
         let line = self.table.prefetch(key)?;
@@ -105,7 +107,8 @@ impl States {
         }
     }
 
-    /// Replaces the word that was seen, if it is still the same and `is_run_without_lines` holds.
+    /// Replaces the word that was seen, if the slot still has that word and `is_run_without_lines` returns
+    /// `true`.
     #[inline]
     fn replace_places(&self, seen: Seen<'_>, word: u64, run: u64, charge: &Charge<'_>) -> bool {
         if !seen.try_lock() {
@@ -124,7 +127,7 @@ impl States {
     }
 }
 
-/// A charge of units that is decided on, and not written.
+/// A charge of units that is decided but not yet written.
 pub(super) struct PlacesPlan<'a> {
     pub(super) seen: Seen<'a>,
     pub(super) verdict: PlacesVerdict,

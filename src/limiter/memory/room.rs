@@ -1,7 +1,8 @@
-//! Room for a new key: a free slot, a slot whose key can move to its other line, or the slot of the key that is worth
-//! least.
+//! Room for a new key: a free slot, a slot whose key can move to its other line, or the slot of the key that is least
+//! worth keeping.
 //!
-//! The caller holds slots and stripes, so nothing here waits. If another thread holds a lock, its slot is skipped.
+//! The caller holds slots and stripes, so no function here waits. A slot is skipped if another thread holds a lock
+//! that is needed for it.
 
 use smallvec::SmallVec;
 
@@ -17,29 +18,31 @@ use super::states::States;
 use super::versions::{KnownPolicies, UNNUMBERED, word_layout};
 use super::word::{HeldWord, NO_STATE, Now, block_of, expiry_of, is_expired, is_returned_after};
 
-/// The number of times that a key's lines are searched again if another thread was quicker.
+/// The maximum number of searches of a key's lines. A search is repeated if another thread took the slot
+/// first.
 const ATTEMPTS: usize = 16;
 
 /// The maximum number of pinned slots of a line, so that other keys find room. While the table grows, a pinned key
-/// takes any free slot if both of its lines have that many.
+/// takes any free slot if both of its lines have this number of pinned slots.
 const PINNED_MAX: usize = SLOTS_PER_LINE / 2;
 
 /// The maximum number of pinned keys that move, each to the slot of the next, so that another pinned key finds room.
-/// With as many pinned keys as the limiter has keys, one in five found no room without moves, and one in 200 with two.
+/// With as many pinned keys as the limiter's capacity, one pinned key in five found no room without moves, and one in
+/// 200 with two moves.
 const PINNED_MOVES: u32 = 4;
 
 /// If this many new keys in a row found no room in any other line, the table counts as full. If nineteen of twenty
-/// slots are live, one key in five finds no room, so that many in a row are practically impossible.
+/// slots are live, one key in five finds no room, so 64 such keys in a row are practically impossible.
 const CROWDED: u32 = 64;
 
 /// The time for which a key keeps its slot after its state expired, while the table can grow.
 const KEPT_US: u64 = 10_000_000;
 
-/// The maximum number of blocks that one call draws if the arena is full.
+/// The maximum number of blocks that one call draws at random if the arena is full.
 const DRAWS_MAX: usize = 16;
 
-/// How much a state is worth keeping. The limiter first forgets the state that has used the
-/// smallest part of its quota. If all are out of allowance, it forgets the one that expires first, and closed blocks
+/// How much a state is worth keeping. The limiter first forgets the state that has used the smallest part of its
+/// quota. If all states are out of allowance, the limiter forgets the state that expires first, and closed blocks
 /// last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
@@ -140,7 +143,7 @@ impl States {
         SlotClaim::Nothing
     }
 
-    /// Notes when a key got its slot.
+    /// Notes the second in which a key gets a slot.
     fn note_claim(&self, now: Now) {
         let second = (now.relative / 1_000_000) as u32; // below 2^29
         if self.claimed_s.load(Ordering::Relaxed) != second {
@@ -148,7 +151,7 @@ impl States {
         }
     }
 
-    /// Returns the number of live states, without those that are being written.
+    /// Returns the number of live states, excluding those that are being written.
     pub(super) fn keys(&self) -> usize {
         let now = self.now();
         self.table
@@ -174,7 +177,8 @@ impl States {
             || version == HELD_VERSION && is_returned_after(seen.word, now, KEPT_US)
     }
 
-    /// Returns whether a state is never forgotten while it counts. A key without held units has no such state.
+    /// Returns whether a state is never forgotten while it counts. The state of a key without held units is
+    /// not pinned.
     fn is_pinned(&self, seen: Seen<'_>) -> bool {
         match version_of(seen.tag) {
             HELD_VERSION => HeldWord::of(seen.word) != HeldWord::Nothing,
@@ -191,8 +195,8 @@ impl States {
         slots.iter().filter(pinned).count()
     }
 
-    /// Locks and empties a slot whose state has expired. It reads the clock again, because the clock may have stepped
-    /// back, and the state may have been written after that.
+    /// Locks and empties a slot whose state has expired. The clock is read again, because it may have stepped back,
+    /// and the state may have been written after the step.
     fn lock_free_slot<'a>(&self, seen: Seen<'a>) -> Option<SlotRef<'a>> {
         let is_free = seen.word == NO_STATE || self.is_free(seen, self.now_after());
         if is_free { self.lock_and_empty(seen) } else { None }
@@ -207,12 +211,12 @@ impl States {
         Some(seen.slot)
     }
 
-    /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty. Only in a table
-    /// that cannot grow does it look further.
+    /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty. In a table that
+    /// cannot grow, another key of the other line is moved first if that line is full.
     ///
-    /// Each look into another line waits for memory. If many new keys in a row found no room, only every eighth of
-    /// the next keys looks into another line, until one finds room. So a flood of fresh keys takes a tenth of the
-    /// time.
+    /// Each look into another line waits for memory. After [`CROWDED`] new keys in a row that found no room, only about
+    /// one in eight of the next keys looks into another line, until a key finds room. This cuts the time of a flood of
+    /// fresh keys to a tenth.
     fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<SlotRef<'a>> {
         if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
             let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));
@@ -222,7 +226,7 @@ impl States {
         self.vacate(*slots.get(lot)?, now, false)
     }
 
-    /// Counts new keys in a row that found no room.
+    /// Counts the new keys in a row that found no room.
     fn found_room(&self, found: bool) {
         let misses = self.crowding.load(Ordering::Relaxed);
         let now = if found { 0 } else { (misses + 1).min(CROWDED) };
@@ -232,8 +236,8 @@ impl States {
     }
 
     /// Moves the key of a slot to a free slot of its other line, if there is one, and returns the slot, locked and
-    /// empty. With `deeper` it first moves a key of that line further if need be. Pinned states move for other
-    /// pinned states only.
+    /// empty. If that line is full and `deeper` is true, a key of that line is moved first. Pinned keys are moved
+    /// only by [`vacate_pinned`](Self::vacate_pinned).
     pub(super) fn vacate<'a>(&self, seen: Seen<'a>, now: Now, deeper: bool) -> Option<SlotRef<'a>> {
         if self.is_pinned(seen) {
             return None;
@@ -246,8 +250,9 @@ impl States {
         self.move_key(seen, to)
     }
 
-    /// Moves the pinned key of a slot to its other line, if fewer than [`PINNED_MAX`] are pinned there, and returns the
-    /// slot, locked and empty. If that line has as many, it moves one of them first, in up to `moves` moves in all.
+    /// Moves the pinned key of a slot to its other line, if fewer than [`PINNED_MAX`] are pinned there, and returns
+    /// the slot, locked and empty. If the other line has as many, one of its pinned keys is moved first, in at most
+    /// `moves` moves in all.
     pub(super) fn vacate_pinned<'a>(&self, seen: Seen<'a>, now: Now, moves: u32) -> Option<SlotRef<'a>> {
         if moves == 0 || !self.is_pinned(seen) || self.is_free(seen, now) {
             return None;
@@ -264,11 +269,11 @@ impl States {
         self.move_key(seen, to)
     }
 
-    /// Moves a key to a slot that is locked and empty, and returns its own slot, locked and empty. If that fails, it
-    /// unlocks the empty slot.
+    /// Moves a key to a slot that is locked and empty, and returns its own slot, locked and empty. If the move
+    /// fails, the empty slot is unlocked.
     ///
-    /// It takes the moved key's stripe, because a thread that misses a moving key looks again under the stripe. No key
-    /// moves during a walk over all slots, so that the walk meets each key.
+    /// The move takes the stripe of the moved key, because a thread that misses a moving key looks again under the
+    /// stripe. No key moves during a walk over all slots, so that the walk meets each key.
     fn move_key<'a>(&self, seen: Seen<'a>, to: SlotRef<'_>) -> Option<SlotRef<'a>> {
         let stripe = self.try_lock_stripe(Fingerprint::of_tag(seen.tag));
         // `Relaxed` suffices, because the stripe's lock orders this load (see `while_no_key_moves`).
@@ -307,7 +312,7 @@ impl States {
         Some(Worth::new(rules, fullness, expires))
     }
 
-    /// Does what [`worth`](Self::worth) says, for a state that names its quota itself.
+    /// Does what [`worth`](Self::worth) does, for a state that is stored together with its quota.
     fn worth_unnumbered(&self, seen: Seen<'_>, expires: u64, now: Now) -> Option<Worth> {
         if !seen.try_lock() {
             return None;
@@ -329,8 +334,9 @@ impl States {
         }
     }
 
-    /// Frees at least one block of other keys, for a full arena. It looks at a few random keys. Expired entries are
-    /// forgotten. Entries that count are [folded](super::entry_arena::EntryArena::fold), two blocks into one.
+    /// If the arena is full, frees at least one block of other keys, if one of [`DRAWS_MAX`] random blocks allows
+    /// it. Expired entries are forgotten. Entries that count are [folded](super::entry_arena::EntryArena::fold),
+    /// two blocks into one.
     pub(super) fn free_a_block(&self) {
         let arena = self.arena();
         if arena.has_free() {

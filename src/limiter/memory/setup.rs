@@ -9,23 +9,23 @@ use crate::limiter::observers::Observers;
 /// The number of keys by default.
 const KEYS: usize = 1_000_000;
 
-/// The least number of entries: a limiter for few keys may need many for one of them.
+/// The least number of entries by default. A limiter for few keys may need many entries for one key.
 const ENTRIES_MIN: usize = 1 << 16;
 
 labelled! {
-    /// Says what happens to a new key when all slots that it may use are live.
+    /// Says what happens to a new key when all slots that the key may use hold live states.
     #[derive(Default)]
     OnFull,
     /// Returns the label for files.
     as_str {
         /// Forgets one of the keys in these slots: the key that has used the smallest part of its quota. If
-        /// all of them are out of allowance, it forgets the key whose state expires first. A closed
-        /// [block](crate::quota::Quota::block) is forgotten only if all are closed.
+        /// all these keys are out of allowance, the limiter forgets the key whose state expires first. A
+        /// closed [block](crate::quota::Quota::block) is forgotten only if all these keys are closed blocks.
         #[default]
         Evict = "evict",
         /// Denies the new key, with a retry after one second.
         ///
-        /// In a flood of new keys each key costs about three times as much as with [`Evict`](Self::Evict). Before the
+        /// In a flood of new keys each key takes about three times as long as with [`Evict`](Self::Evict). Before the
         /// limiter denies a key, it looks in other cache lines for room to which another key can move.
         Deny = "deny",
     }

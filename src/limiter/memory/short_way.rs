@@ -1,13 +1,14 @@
-//! The short way beside [`charge_all`](States::charge_all): it charges states that are words and have their slots.
-//! That is the usual case, for one charge and for a request's policies.
+//! The short way charges states that are words and have their slots; [`charge_all`](States::charge_all) charges
+//! any states. Such states are the usual case, for one charge and for a request's policies.
 //!
-//! Each state is read and decided about before its slot is locked. If the word is still the same, one compare-exchange
-//! locks the slot, and the new word unlocks it a few instructions later. This way waits for no other thread: if a slot
-//! has changed or is locked, nothing is taken, and [`charge_all`](States::charge_all) does the work. A denied charge
-//! only reads, unless its quota counts denied requests.
+//! The short way reads each state and decides about it before the slot is locked. If the slot's word is still the
+//! same, one compare-exchange locks the slot, and the new word unlocks it a few instructions later. The short way
+//! waits for no other thread: if a slot has changed or is locked, nothing is taken, and
+//! [`charge_all`](States::charge_all) does the work. A denied charge only reads, unless its quota counts denied
+//! requests.
 //!
-//! It halves the instructions of a check and of a set (`benches/instructions`). Without it, threads that are denied
-//! by the same key would take its cache line from each other (`benches/scaling.rs`).
+//! The short way halves the instructions of a check and of a set (`benches/instructions`). Without the short way,
+//! threads that are denied for the same key would take the key's cache line from each other (`benches/scaling.rs`).
 
 use crate::algorithm::gcra::{Gcra, GcraVerdict};
 use crate::algorithm::{Decider, Layout, Next, PairAlgorithm, PairDecider, TakeMode, Transition, WordLayout, by_type};
@@ -18,7 +19,8 @@ use super::slot_table::{Fingerprint, Seen, SlotLine};
 use super::states::States;
 use super::word::{HeldWord, NO_STATE, Now};
 
-/// The maximum number of charges of a set. A larger set is rare, and would need memory of its own.
+/// The maximum number of charges of a set on the short way. A larger set is rare, and would need memory of
+/// its own.
 const SET_MAX: usize = 4;
 
 impl States {
@@ -38,7 +40,8 @@ impl States {
         self.charge_one(charge).in_words()
     }
 
-    /// Takes one charge other than one unit of a bucket. Not inlined, so that the usual charge stays short.
+    /// Takes one charge other than one unit of a bucket. This method is not inlined, so that the usual charge
+    /// stays short.
     #[inline(never)]
     fn charge_any(&self, charge: Charge<'_>) -> ChargeDecision {
         if let Decider::Places(rules) = charge.policy.quota().decider() {
@@ -63,8 +66,9 @@ impl States {
         self.try_set(charges, decisions).unwrap_or_else(|| self.charge_all(charges, decisions, true))
     }
 
-    /// Takes all charges or none. If all pass, each word is locked as it was read, and then all are written. Once the
-    /// last is locked, all are as they were when they were decided. It holds no slot while it waits for another.
+    /// Takes all charges or none. If all charges pass, each slot is locked if its word is still the one that was
+    /// read, and then all words are written. After the last slot is locked, all states are as they were when they
+    /// were decided. This method waits for no slot.
     #[inline(always)]
     fn try_set(&self, charges: &[Charge<'_>], decisions: &mut Several) -> Option<bool> {
         let mut planned = [None; SET_MAX];
@@ -118,8 +122,8 @@ impl States {
     }
 
     /// Writes all words as planned. Writes nothing if one of the states has changed, even a state that would not be
-    /// written. With a `run`, it also writes nothing if a key was reset since that number was read, or if a request
-    /// waits in line for one of the charges.
+    /// written. With a `run`, this method also writes nothing if a key was reset since `run` was read, or if a
+    /// request waits in line for one of the charges.
     #[inline(always)]
     fn write_set(&self, charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
         let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
@@ -145,8 +149,8 @@ impl States {
         true
     }
 
-    /// Reads the clock, and then the slot of a charge whose state is a word. Returns `None` if there is no such slot,
-    /// or another thread holds it.
+    /// Reads the clock, and then the slot of a charge whose state is a word. Returns `None` if the charge has no such
+    /// slot, or another thread holds the slot.
     #[inline(always)]
     fn look(&self, charge: Charge<'_>) -> Option<(Seen<'_>, Now)> {
         let (line, key, version) = self.line_of(charge)?;
@@ -193,7 +197,7 @@ fn take_unit(bucket: &Gcra<u64>, word: u64, now: Now) -> Option<(GcraVerdict<u64
 }
 
 /// Decides about any charge, and returns the word to write. Returns `None` if `now` may be older than the state, or
-/// if another window has begun at `now`, because that needs a clock reading under the slot's lock.
+/// if another window has begun at `now`, because a new window needs a clock reading under the slot's lock.
 #[inline(always)]
 fn decide(
     rules: &impl PairAlgorithm,
@@ -221,8 +225,8 @@ fn decide(
     Some((decision, next))
 }
 
-/// Completes the decisions of a refused set: if a quota allows its own charge, the decision reports the quota as it
-/// stands.
+/// Completes the decisions of a refused set: if a quota allows its own charge, the decision reports the current
+/// state of that quota.
 #[cold]
 fn report_untaken(charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], decisions: &mut Several, now: Now) {
     for ((charge, (seen, _)), decision) in charges.iter().zip(planned.iter().flatten()).zip(decisions) {

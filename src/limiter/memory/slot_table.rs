@@ -1,12 +1,13 @@
 //! The table of all states: flat, set-associative, with a lock in each slot.
 //!
-//! A slot is two words: a tag (the key's fingerprint, and below it the number of the policy's
-//! [version](super::versions)) and a [word](super::word) (the state, or where it is in the arena). Four slots make a
-//! cache line of 64 bytes. A key lives in either of two lines. A slot whose state has expired is free, so nothing has
-//! to be removed and no sweep is needed.
+//! A slot is two words: a tag (the key's fingerprint, with the number of the policy's [version](super::versions) in
+//! the lower bits) and a [word](super::word) (the state, or where it is in the arena). Four slots make a cache line
+//! of 64 bytes. A key has its slot in one of two lines. A slot whose state has expired is free, so nothing has to be
+//! removed and no sweep is needed.
 //!
-//! The memory is reserved for all keys of the capacity. The table first uses only the first lines, so that a few keys
-//! are close together. It uses twice as many when a key finds no room: see [`growth`](super::growth).
+//! The table reserves the memory for its whole capacity. At first it uses only the first lines, so that a few keys
+//! lie close together. The table doubles the number of its lines when a key finds no room, see
+//! [`growth`](super::growth).
 //!
 //! # The life of a slot
 //!
@@ -29,29 +30,32 @@
 //! | in use | its key's | a state that counts | time, a key that takes the slot, or a move |
 //! | kept | its key's | a state that expired lately | the key, which comes back, or time |
 //!
-//! * **Kept.** While the table can grow, a key keeps its slot for ten seconds after its state expired, so that its next
-//!   charge takes the [short way](super::short_way). In a table that cannot grow the slot is free at once.
-//! * **Forgotten.** If the table is full and cannot grow, a new key takes the slot of the key that is worth least
-//!   ([`room`](super::room)). The thread locks the slot and clears its tag.
+//! * **Kept.** While the table can grow, a key keeps its slot for ten seconds after its state expired, so that its
+//!   next charge takes the [short way](super::short_way). In a table that cannot grow, the slot is free as soon as
+//!   its state expires.
+//! * **Forgotten.** If the table is full and cannot grow, a new key takes the slot of the key that is least worth
+//!   keeping ([`room`](super::room)). The thread locks the slot and clears its tag.
 //! * **Moved.** A key moves to its other line to make room, or to a new line when the table grows
-//!   ([`growth`](super::growth)). The thread holds the key's stripe and both slots. It writes the new slot first and
-//!   then clears the old one. A reader that looks into the new slot before this and into the old one after it finds
-//!   the key in neither. It looks again under the stripe.
+//!   ([`growth`](super::growth)). The thread that moves the key holds the key's stripe and both slots, writes the
+//!   new slot first, and then clears the old one. A reader that looks into the new slot before the move and into the
+//!   old slot after it finds the key in neither slot, and looks again under the stripe.
 //!
 //! # Locking
 //!
-//! * A thread locks a slot by exchanging its word for [`LOCKED`], and then reads the tag: another key may have moved in
-//!   since the slot was found. Only the holder of a slot writes its tag, its word and its blocks in the arena.
-//! * A key gets a slot only under its stripe (a mutex of `States`), so that no key ever has two. A thread that finds
-//!   no slot for a key looks again under the stripe.
+//! * A thread locks a slot by exchanging the slot's word for [`LOCKED`]. The thread then reads the tag, because
+//!   another key may have moved in since the slot was found. Only the holder of a slot writes its tag, its word and
+//!   its blocks in the arena.
+//! * A key gets a slot only under its stripe (a mutex of `States`), so that no key ever has two slots. A thread that
+//!   finds no slot for a key looks again under the stripe.
 //!
-//! A thread may hold a lock of this list while it waits for one further down. So threads never wait for each other in a
-//! circle:
+//! A thread that holds a lock of this list waits only for locks further down. So threads never wait for each other in
+//! a circle:
 //!
-//! 1. The lock of the walk over all slots, or that of the growth. No thread holds both.
+//! 1. The lock of the walk over all slots, or the lock of the growth. No thread holds both.
 //! 2. The stripes, in the order of their numbers.
 //! 3. The slots, in the order of their addresses.
-//! 4. The locks of the versions and of the arena's free lists. No thread waits for another lock under one of these.
+//! 4. The locks of the versions and of the arena's free lists. A thread that holds one of these locks waits for no
+//!    other lock.
 //!
 //! A thread that holds slots and needs a stripe or an earlier slot only tries to lock it, and gives up if another
 //! thread has it (`room`).
@@ -61,15 +65,15 @@ use smallvec::SmallVec;
 use super::word::LOCKED;
 use crate::base::sync::{AtomicU64, Backoff, Ordering, prefetch};
 
-/// The least number of lines with which a table begins, unless it has fewer in all. A table with fewer than twice as
-/// many in all does not grow.
+/// The least number of lines that a table uses at first, unless it has fewer lines in all. A table with fewer than
+/// twice this number of lines in all does not grow.
 const LINES_MIN: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 512 };
 
-/// Bits of a tag that hold the version; the others hold the fingerprint.
+/// The number of bits of a tag that hold the version; the other bits hold the fingerprint.
 pub(super) const VERSION_BITS: u32 = 14;
 const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
 
-/// The version of states that are units which requests hold. They do not depend on a quota.
+/// The version of states that count the units which requests hold. Such states do not depend on a quota.
 pub(super) const HELD_VERSION: u16 = (1 << VERSION_BITS) - 1;
 
 pub(super) const SLOTS_PER_LINE: usize = 4;
@@ -77,8 +81,9 @@ const LINE_BYTES: usize = 64;
 // The assertion does not hold for Shuttle, whose atomics are larger than those of the standard library.
 const _: () = assert!(cfg!(ratelimit_shuttle) || SLOTS_PER_LINE * size_of::<SlotWords>() == LINE_BYTES);
 
-/// A key's fingerprint: the upper 50 bits of a keyed hash, and below them zeros, or [`HELD_VERSION`] if the state is of
-/// units that requests hold. Such a state is never mistaken for another one. Not all upper bits are zero.
+/// A key's fingerprint. Its upper 50 bits are from a keyed hash, and at least one of them is set. Its lower bits are
+/// zeros, or [`HELD_VERSION`] if the state counts units that requests hold. So the state of held units is never
+/// mistaken for another state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fingerprint(u64);
 
@@ -88,7 +93,7 @@ impl Fingerprint {
         Self((hash & !VERSION_MASK).max(VERSION_MASK + 1))
     }
 
-    /// Makes the fingerprint of a key whose state is of units that requests hold.
+    /// Makes the fingerprint of a key whose state counts units that requests hold.
     #[inline]
     pub(super) fn of_held(hash: u64) -> Self {
         Self(Self::new(hash).0 | u64::from(HELD_VERSION))
@@ -129,9 +134,9 @@ type SlotWords = [AtomicU64; 2];
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotRef<'a>(&'a SlotWords);
 
-/// A slot as it was read: the tag and the word belong together, unless the key left the slot and came back between two
-/// of the three loads. Then a denial may be that of another key that had the slot in between. It is never written,
-/// because the word has changed since.
+/// A slot as it was read. The tag and the word belong together, unless the key left the slot and came back between
+/// two of the three loads. In that case a denial may be that of another key that had the slot meanwhile, and nothing
+/// is written, because the slot's word has changed since.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
     pub(super) slot: SlotRef<'a>,
@@ -180,14 +185,14 @@ impl<'a> SlotRef<'a> {
         self.0[0].load(Ordering::Acquire)
     }
 
-    /// Reads the slot. Returns `None` if it is locked or changes during the read.
+    /// Reads the slot. Returns `None` if the slot is locked or changes during the read.
     #[inline]
     pub(super) fn read(self) -> Option<Seen<'a>> {
         self.read_tagged(self.0[0].load(Ordering::Acquire))
     }
 
-    /// Reads the slot whose tag was just loaded. That load was an Acquire, with the Release of the tag in `unlock`. So
-    /// a reader that sees a new tag does not see an older word than that of the lock.
+    /// Reads the slot whose tag was just loaded. The load of the tag was an Acquire, which pairs with the Release of
+    /// the tag in `unlock`. So a reader that sees a new tag sees [`LOCKED`] or a later word.
     #[inline(always)]
     fn read_tagged(self, tag: u64) -> Option<Seen<'a>> {
         let [tags, words] = self.0;
@@ -198,8 +203,8 @@ impl<'a> SlotRef<'a> {
         if unchanged && word != LOCKED { Some(Seen { slot: self, tag, word }) } else { None }
     }
 
-    /// Locks the slot, and waits for it. If the slot holds another key by then, it stays unlocked, and this returns
-    /// `None`.
+    /// Waits for the lock of the slot. If the slot then belongs to another key, the slot is unlocked again, and the
+    /// result is `None`.
     pub(super) fn lock_key(self, key: Fingerprint) -> Option<Seen<'a>> {
         let seen = self.lock();
         if key.matches(seen.tag) {
@@ -282,22 +287,22 @@ impl Seen<'_> {
         is_locked
     }
 
-    /// Unlocks the slot as it was.
+    /// Unlocks the slot with the tag and the word that were read.
     #[inline]
     pub(super) fn put_back(self) {
         self.slot.unlock(self.tag, self.word);
     }
 }
 
-/// The lines that a table uses, and whether keys still have to move to new ones.
+/// The lines that a table uses, and whether keys still have to move to new lines.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Growth {
     /// Each key is in one of its lines.
     Settled,
-    /// The table has just doubled. Threads may still place keys by the old mask.
+    /// The table has just doubled. Threads may still place keys with the old mask.
     Announced,
-    /// A key that is not yet in one of its lines is in the line from which that one is split.
+    /// Each key is in one of its lines, or still in the line from which that line is split.
     Splitting,
 }
 
@@ -306,7 +311,7 @@ pub(super) struct SlotTable {
     slots: Box<[SlotWords]>,
     /// The index at which the first whole line of the allocation begins.
     start: usize,
-    /// Lines of a part. The table uses one part, or two, or four, and so on.
+    /// The number of lines of a part. The table uses one part, or two, or four, and so on.
     part: u64,
     parts_max: u64,
     /// The number of parts in use minus one, which is a mask.
@@ -315,8 +320,8 @@ pub(super) struct SlotTable {
 }
 
 impl SlotTable {
-    /// Makes a table for `keys` keys: five slots for two keys. So a table of a million live keys forgets fewer than
-    /// ten, and twice as many keys still find room.
+    /// Makes a table for `keys` keys, with five slots for each two keys. So a table for a million keys forgets
+    /// fewer than ten of a million live keys, and twice as many keys still find room.
     pub(super) fn new(keys: usize) -> Self {
         let lines = (keys * 5).div_ceil(2 * SLOTS_PER_LINE).max(2);
         let doublings = (lines / LINES_MIN).checked_ilog2().unwrap_or(0);
@@ -332,15 +337,15 @@ impl SlotTable {
         size_of_val(&*self.slots)
     }
 
-    /// Returns the number of slots that the table uses at most.
+    /// Returns the maximum number of slots that the table uses.
     pub(super) fn len(&self) -> usize {
         self.part as usize * self.parts_max as usize * SLOTS_PER_LINE // as many as were made
     }
 
     // Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the line in which a key most likely is. The processor begins to load it, while the caller does something
-    /// else. With a million keys, a check then takes two thirds of the time (`benches/tables.rs`).
+    /// Returns the line in which a key most likely is. The processor begins to load that line while the caller does
+    /// something else. With a million keys, this shortens a check to two thirds of its time (`benches/tables.rs`).
     #[inline(always)]
     pub(super) fn prefetch(&self, key: Fingerprint) -> Option<SlotLine<'_>> {
         let line = self.line(self.first_line(key, self.mask()))?;
@@ -348,8 +353,9 @@ impl SlotTable {
         Some(line)
     }
 
-    /// Reads the key's slot of this version, without waiting. Returns `None` if there is none, if it is locked or
-    /// changes during the read, or if the key is not in a line of its own yet. `first` is the key's first line.
+    /// Reads the key's slot of this version, without waiting. Returns `None` if there is no such slot, if the
+    /// slot is locked or changes during the read, or if the key is not yet in one of its lines. `first` is the
+    /// key's first line.
     #[inline(always)]
     pub(super) fn look<'a>(&'a self, first: &SlotLine<'a>, key: Fingerprint, version: u16) -> Option<Seen<'a>> {
         let tag = key.tag(version);
@@ -361,8 +367,8 @@ impl SlotTable {
         slot.read_tagged(tag)
     }
 
-    /// Returns the key's slot, with any version and state. The key may leave it at once. If the caller holds the key's
-    /// stripe, `None` is certain.
+    /// Returns the key's slot, with any version and state. The key may leave the slot at any moment. If the caller
+    /// holds the key's stripe, `None` is certain.
     #[inline]
     pub(super) fn slot_of(&self, key: Fingerprint) -> Option<SlotRef<'_>> {
         let mask = self.mask_before_growth();
@@ -381,12 +387,12 @@ impl SlotTable {
         Some(SlotLine(self.slots.get(first..)?.first_chunk()?))
     }
 
-    /// Returns the slots that a key may take as they are now, except those that are locked.
+    /// Returns the slots that a key may take, with their present content, except locked slots.
     pub(super) fn candidates(&self, key: Fingerprint) -> SmallVec<[Seen<'_>; 2 * SLOTS_PER_LINE]> {
         self.lines(key, self.mask_before_growth()).into_iter().flat_map(|line| self.open_slots(line)).collect()
     }
 
-    /// Returns the slots elsewhere that the key of this slot may take, except those that are locked.
+    /// Returns the slots of other lines that the key of this slot may take, except locked slots.
     pub(super) fn elsewhere(&self, seen: Seen<'_>) -> impl Iterator<Item = Seen<'_>> {
         let (key, here) = (Fingerprint::of_tag(seen.tag), self.line_of(seen.slot));
         let mask = self.mask_before_growth();
@@ -416,7 +422,7 @@ impl SlotTable {
         (index - self.start) / SLOTS_PER_LINE
     }
 
-    /// Returns the numbers of a key's two lines while `mask + 1` parts are in use. They differ.
+    /// Returns the numbers of a key's two lines while `mask + 1` parts are in use. The two numbers differ.
     fn lines(&self, key: Fingerprint, mask: u64) -> [usize; 2] {
         [self.first_line(key, mask), self.second_line(key, mask)]
     }
@@ -440,7 +446,7 @@ impl SlotTable {
         scale(key.0, self.part)
     }
 
-    /// Returns the number of a line, by its index in a part, and the hash that picks the part.
+    /// Returns the number of a line from its index in a part and from the hash that picks the part.
     #[inline(always)]
     fn number(&self, line: u64, hash: u64, mask: u64) -> usize {
         (line + (hash >> VERSION_BITS & mask) * self.part) as usize // below the number of lines
@@ -455,8 +461,8 @@ impl SlotTable {
         self.mask.load(Ordering::Relaxed)
     }
 
-    /// Returns the mask. The growth is read after the mask, so a thread that sees the new lines also sees that they are
-    /// not open yet.
+    /// Returns the mask. The caller reads the growth after the mask, so a thread that sees the new lines also sees
+    /// that these lines are not open yet.
     #[inline(always)]
     fn mask_before_growth(&self) -> u64 {
         self.mask.load(Ordering::Acquire) // with the Release in `announce`
@@ -481,7 +487,7 @@ impl SlotTable {
         self.mask() + 1 < self.parts_max || self.growth() != Growth::Settled
     }
 
-    /// Uses twice the lines, if there are more.
+    /// Doubles the number of lines in use, if the table has more lines.
     pub(super) fn announce(&self) -> bool {
         let parts = self.mask() + 1;
         if parts < self.parts_max {
@@ -491,12 +497,12 @@ impl SlotTable {
         parts < self.parts_max
     }
 
-    /// Notes that no thread places keys by the old mask any more.
+    /// Notes that no thread places keys with the old mask any more.
     pub(super) fn begin_splitting(&self) {
         self.growth.store(Growth::Splitting as u64, Ordering::Release);
     }
 
-    /// Notes that each key is in a line of its own.
+    /// Notes that each key is in one of its lines.
     pub(super) fn settle(&self) {
         self.growth.store(Growth::Settled as u64, Ordering::Release);
     }

@@ -1,10 +1,11 @@
 //! All live states as bytes, and back.
 //!
-//! All numbers are little-endian, of 64 bits. The bytes are a magic and a version, the two seeds, the policies, and the
-//! states. A policy is its name and its quota, each as text. A state begins with a number that has its fingerprint and
-//! the index of its policy. The two numbers of its pair follow. A log has the number of its entries instead, and two
-//! numbers for each. States that name no version are left out. The reader does not trust the bytes. It checks lengths
-//! before it allocates, and leaves out a state that its quota could not have made.
+//! A snapshot consists of a magic text, a version, the two seeds, the policies, and the states. The version is a
+//! byte; all other numbers have 64 bits and are little-endian. A policy is stored as its name and its quota, each as
+//! text. A state begins with a number that contains its fingerprint and the index of its policy. The two numbers of
+//! the state's pair follow. A log has no pair, but the number of its entries and two numbers for each entry. States
+//! that name no version are left out. The reader does not trust the bytes. The reader checks lengths before it
+//! allocates, and leaves out a state that its quota could not have made.
 
 use std::collections::HashMap;
 
@@ -38,13 +39,13 @@ struct SavedState {
     key: Fingerprint,
     /// The index of the policy.
     policy: usize,
-    /// The dated entries of a log; else the pair.
+    /// The dated entries of a log, or the pair of any other state.
     entries: SmallVec<[(u64, u64); 1]>,
 }
 
 impl Snapshot {
-    /// Copies the live states of a limiter. Each state that lives during the whole copy is copied as it was at one
-    /// instant of it.
+    /// Copies the live states of a limiter. Each state that is live during the whole copy is copied as it was at
+    /// one instant of the copy.
     pub(super) fn of(states: &States) -> Self {
         let now = states.now(); // not under a lock: the clock may be anybody's
         let mut snapshot = Self { seeds: states.seeds, policies: Vec::new(), states: Vec::new() };
@@ -60,7 +61,8 @@ impl Snapshot {
         snapshot
     }
 
-    /// Copies the state of a slot that is locked, if it lives. Policies are numbered anew: only those of live states.
+    /// Copies the state of a slot that is locked, if the state is live. Only policies with live states get an index
+    /// in the snapshot.
     fn state(
         &mut self,
         states: &States,
@@ -82,8 +84,8 @@ impl Snapshot {
         Some(SavedState { key: Fingerprint::of_tag(seen.tag), policy, entries })
     }
 
-    /// Puts the states into a new limiter. If a key was met twice, because it was forgotten and came back, the
-    /// later state counts.
+    /// Puts the states into a new limiter. If the copy met a key twice, because the key was forgotten and came
+    /// back, the later state counts.
     pub(super) fn fill(&self, states: &States) {
         let now = states.now();
         let mut events = PendingEvents::of(states);
@@ -161,8 +163,8 @@ impl Snapshot {
     }
 }
 
-/// Returns the state as a decision may find it now. A state that is further ahead than a word holds is clamped by its
-/// own rules.
+/// Returns the state as a decision may find it now. A state that is further ahead than a word can hold is clamped by
+/// the rules of its quota.
 fn possible(rules: &PairDecider, pair: Pair, now: Now) -> Option<Pair> {
     if !rules.get().could_be(pair) || pair.at < now.at {
         return None;
@@ -173,8 +175,8 @@ fn possible(rules: &PairDecider, pair: Pair, now: Now) -> Option<Pair> {
     Some(pair)
 }
 
-/// Returns the entries that are in order and still count, at most as many as the quota holds. If a state is further
-/// ahead than the quota allows, it is read as the next charge would read it.
+/// Returns the entries that are in order and still count, at most as many as the quota holds. A state that is
+/// further ahead than the quota allows is read as the next charge would read it.
 fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(u64, u64)> {
     let (mut possible, mut total) = (Vec::new(), 0);
     for (start, held) in entries.iter().copied() {
@@ -230,7 +232,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a number of things. At least `bytes_each` bytes must follow for each element.
+    /// Reads the number of elements of a list. At least `bytes_each` bytes must follow for each element.
     fn count(&mut self, bytes_each: usize) -> Result<usize, ConfigError> {
         let count = self.number()?;
         match usize::try_from(count) {

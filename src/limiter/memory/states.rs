@@ -20,15 +20,15 @@ use super::slot_table::{Fingerprint, Seen, SlotTable, version_of};
 use super::versions::{PHASE_US, UNNUMBERED, Versions};
 use super::word::{NO_STATE, Now, RELATIVE_US_MAX, is_expired};
 
-/// The maximum step back of a clock before the base is moved: about 200 days.
+/// The largest step back of a clock for which the base stays: about 200 days, in microseconds.
 const BACK_US: u64 = 1 << 44;
 
-/// Returns the base for a clock that shows an instant. It is so early that no sum overflows.
+/// Returns the base for a clock that shows an instant. The base is so early that no sum overflows.
 fn base_for(now: u64) -> u64 {
     now.saturating_sub(BACK_US).min(CLOCK_US_MAX - RELATIVE_US_MAX)
 }
 
-/// Stripes: a new key's slot is made under one.
+/// The number of stripes. A thread that makes a slot for a new key holds the key's stripe.
 const STRIPES: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 1_024 };
 
 /// The states, and everything that decisions need.
@@ -42,8 +42,8 @@ pub(super) struct States {
     pub(super) seeds: [u64; 2],
     shared_seed: SharedSeed,
     /// The instant from which words count. If a clock steps so far that a word could not hold the time, the base
-    /// steps as well. Every state is then as far ahead of the clock as if the clock had been late when the state was
-    /// written. So no state is forgotten, and one that is too far ahead is moved back when it is read.
+    /// steps as well. Every state then lies ahead of the clock, as if the clock had shown a later time when the
+    /// state was written. So no state is forgotten, and a state that is too far ahead is moved back when it is read.
     base: AtomicU64,
     pub(super) policy_registry: PolicyRegistry,
     stripes: Box<[Mutex<()>]>,
@@ -51,17 +51,17 @@ pub(super) struct States {
     pub(super) crowding: AtomicU32,
     /// The second, after the base, in which a key last got a slot. Only a hint.
     pub(super) claimed_s: AtomicU32,
-    /// True if the observer was told that no version is left.
+    /// True if the limiter has reported to its observers that no version is left.
     is_reported: AtomicBool,
-    /// The earliest instant of the next search for unused versions. The thread that walks over all slots holds the
-    /// lock.
+    /// The earliest instant of the next search for unused versions. The thread that walks over all slots holds
+    /// this lock.
     walk: Mutex<u64>,
-    /// The line that is split next. The thread that grows the table holds the lock.
+    /// The line that is split next. The thread that grows the table holds this lock.
     pub(super) growth: Mutex<usize>,
     /// True while a thread walks over all slots, so that no key may move.
     pub(super) is_walked: AtomicBool,
     pub(super) queue_refunds: QueueRefunds<Fingerprint, ()>,
-    /// How often keys with units that requests hold were reset.
+    /// The number of resets of keys under concurrency limits.
     pub(super) resets: AtomicU64,
     /// The requests that wait for units of concurrency limits.
     pub(super) place_lines: PlaceLines,
@@ -107,7 +107,8 @@ impl States {
         self.table.bytes() + self.arena.get().map_or(0, EntryArena::bytes)
     }
 
-    /// Returns the fingerprint of a key under a policy's name: its states under all quotas of that policy share it.
+    /// Returns the fingerprint of a key under a policy's name. The key's states under all quotas of that policy
+    /// share this fingerprint.
     #[inline(always)]
     pub(super) fn fingerprint(&self, policy: &Policy, key: &Key) -> Fingerprint {
         Fingerprint::new(self.hash(policy, key))
@@ -129,16 +130,16 @@ impl States {
 
     // Time ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Reads the clock before the state is read. A thread that loses the processor in between may find a newer
-    /// state. So the caller gives up if the state is [ahead](crate::algorithm::PairDecider::is_clamped) of this
-    /// reading.
+    /// Reads the clock before the state is read. A thread that is suspended between the two reads may find a
+    /// newer state. So the caller gives up if the state is [ahead](crate::algorithm::PairDecider::is_clamped)
+    /// of this reading.
     #[inline(always)] // as `now_us`
     pub(super) fn now(&self) -> Now {
         self.relative(self.clock.now_us())
     }
 
-    /// Reads the clock after the state was locked. Only such a reading may rewind a state: if the state is ahead of it,
-    /// the clock has stepped back.
+    /// Reads the clock after the state was locked. Only such a reading may rewind a state: if the state is ahead of
+    /// the reading, the clock has stepped back.
     pub(super) fn now_after(&self) -> Now {
         self.relative(self.clock.now_us_in_order())
     }
@@ -163,7 +164,7 @@ impl States {
         }
     }
 
-    /// Reads the clock after a slot was locked. If the application's clock panics, the slot is unlocked as it was.
+    /// Reads the clock after a slot was locked. If the application's clock panics, the slot is unlocked unchanged.
     pub(super) fn now_under_lock(&self, slot: Seen<'_>) -> Now {
         let unlock = UnlockOnPanic(Some(slot));
         let now = self.now_after();
@@ -192,9 +193,9 @@ impl States {
 
     // Walks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Locks one slot after the other, except those that `is_skipped` or that hold nothing, and unlocks each as `visit`
-    /// returns it. During the walk no key moves to an earlier slot, so the walk meets each key. There is one walk at a
-    /// time, so a version keeps its meaning during it.
+    /// Locks one slot after the other, except empty slots and those that `is_skipped` names. Each slot is unlocked
+    /// with the content that `visit` returns. During the walk no key moves to an earlier slot, so the walk meets each
+    /// key. Only one walk runs at a time, so a version keeps its meaning during a walk.
     pub(super) fn walk(&self, is_skipped: impl Fn(Seen<'_>) -> bool, visit: impl FnMut(Seen<'_>) -> Seen<'_>) {
         let _one = lock(&self.walk);
         self.walk_alone(is_skipped, visit);
@@ -251,8 +252,8 @@ impl States {
         version
     }
 
-    /// Frees the versions that no charge asked for since this was done last, and that have no live states. Returns
-    /// `false` if that was not long ago, or if another thread is doing it.
+    /// Frees the versions that no charge asked for since the last search, and that have no live states. Returns
+    /// `false` if the last search was less than [`PHASE_US`] ago, or if another thread is searching.
     pub(super) fn free_versions(&self) -> bool {
         let Some(mut next_phase_us) = try_lock(&self.walk) else { return false };
         let now = self.now();
@@ -285,7 +286,8 @@ impl States {
     }
 }
 
-/// A walk over all slots. The walk ends when this is dropped, because the application's clock may panic during it.
+/// A walk over all slots. The walk ends when this value is dropped, because the application's clock may panic
+/// during the walk.
 struct Walk<'a>(&'a AtomicBool);
 
 impl<'a> Walk<'a> {
@@ -301,7 +303,7 @@ impl Drop for Walk<'_> {
     }
 }
 
-/// A locked slot, which is unlocked as it was when this is dropped.
+/// A locked slot, which is unlocked unchanged when this value is dropped.
 struct UnlockOnPanic<'a>(Option<Seen<'a>>);
 
 impl UnlockOnPanic<'_> {

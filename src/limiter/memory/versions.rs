@@ -1,10 +1,10 @@
 //! The versions of policies that a limiter has met: a number for each (policy, quota).
 //!
-//! A stored state names the version it was written under. So the limiter can convert the state of a policy whose quota
-//! has changed, and can tell what any state is worth when it must make room.
+//! A stored state names the version it was written under. So the limiter can convert the state of a policy whose
+//! quota has changed, and can compare states when it has to make room for a key.
 //!
-//! A number is used again if no charge asked for it during a whole [phase](Versions::begin_phase) and no live state has
-//! it. Phases are [`PHASE_US`] long, so that no thread still holds a number that it was given before.
+//! A number is used again if no charge asked for it during a whole [phase](Versions::begin_phase) and no live state
+//! has it. A phase lasts at least [`PHASE_US`], so that no thread still uses a number that it got before the phase.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -26,13 +26,13 @@ const CACHED: usize = 1_024;
 
 const NUMBERS: usize = 1 << VERSION_BITS;
 const NUMBER_MASK: u64 = NUMBERS as u64 - 1;
-/// If at least this number of versions are in use, the limiter looks for unused ones.
+/// If at least this number of versions are in use, the limiter looks for unused versions.
 const CROWDED: usize = NUMBERS / 4 * 3;
 
 /// The least time between two searches for numbers that no state needs.
 pub(super) const PHASE_US: u64 = 10_000_000;
 
-/// The meaning of a slot's word, by its version: the shift of its instant, and two flags above.
+/// The form of the words of a version: the shift of a word's instant, and two flags in the bits above.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WordForm(u8);
 
@@ -62,12 +62,12 @@ impl WordForm {
         u32::from(self.0 & (Self::PINNED - 1))
     }
 
-    /// Whether the state is in the arena, and the word has its first block.
+    /// Returns whether the state is in the arena; the word then names its first block.
     pub(super) fn in_arena(self) -> bool {
         self.0 & Self::IN_ARENA != 0
     }
 
-    /// Whether the state is kept while it counts, however full the table is.
+    /// Returns whether the state is kept while it counts, however full the table is.
     pub(super) fn is_pinned(self) -> bool {
         self.0 & Self::PINNED != 0
     }
@@ -92,16 +92,16 @@ pub(super) struct Versions {
     forms: Box<[AtomicU8]>,
     /// The phase in which each number was last asked for.
     asked: Box<[AtomicU32]>,
-    /// Most numbers are in use.
+    /// True if most numbers are in use.
     crowded: AtomicBool,
 }
 
 #[derive(Default)]
 pub(super) struct KnownPolicies {
-    /// Number 1 is at index 0.
+    /// The policies by number. The policy with number 1 is at index 0.
     policies: Vec<Policy>,
     numbers: HashMap<u64, u16>,
-    /// Numbers to use again.
+    /// The numbers that can be used again.
     free: Vec<u16>,
     phase: u32,
 }
@@ -131,7 +131,7 @@ impl Versions {
         }
     }
 
-    /// Returns the number of a policy's version, if it is found at once.
+    /// Returns the number of a policy's version, if the cache has it.
     #[inline]
     pub(super) fn cached(&self, policy: &Policy) -> Option<u16> {
         let fingerprint = policy.state_fingerprint();
@@ -147,7 +147,7 @@ impl Versions {
         self.crowded.load(Ordering::Relaxed) // only a hint
     }
 
-    /// Returns the layout of the words of this version.
+    /// Returns the form of the words of this version.
     #[inline]
     pub(super) fn form(&self, version: u16) -> WordForm {
         // `Relaxed` suffices, because this thread got the version's number by an `Acquire` load that orders this one
@@ -163,7 +163,8 @@ impl Versions {
         self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of a policy's version, a new one if need be; [`UNNUMBERED`] if there is none left.
+    /// Returns the number of a policy's version, and assigns a new number if there is none yet. Returns
+    /// [`UNNUMBERED`] if no number is left.
     pub(super) fn look_up(&self, policy: &Policy) -> u16 {
         let fingerprint = policy.state_fingerprint();
         let known = self.known();
@@ -177,7 +178,7 @@ impl Versions {
         if is_full { UNNUMBERED } else { self.add(policy) }
     }
 
-    /// Notes that a number is needed, and where to find it. The caller holds the lock.
+    /// Notes that a charge asked for a number, and enters the number in the cache. The caller holds the lock.
     fn hand_out(&self, number: u16, fingerprint: u64, known: &KnownPolicies) {
         self.asked[usize::from(number)].store(known.phase, Ordering::Relaxed); // read under the write lock
         let entry = fingerprint & !NUMBER_MASK | u64::from(number);
@@ -223,8 +224,8 @@ impl Versions {
         self.asked[usize::from(number)].load(Ordering::Relaxed) == phase
     }
 
-    /// Frees these numbers, which no live state uses, except those that were asked for since the walk began. Then
-    /// begins the next phase. After that, each policy that is used asks for its number again.
+    /// Frees the unused numbers, except those that a charge asked for since the walk began. Then begins the next
+    /// phase, in which each policy that is used asks for its number again.
     pub(super) fn begin_phase(&self, unused: &[Cell<bool>]) {
         let mut guard = self.known_mut();
         let known = &mut *guard;

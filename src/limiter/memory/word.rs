@@ -1,19 +1,19 @@
 //! The second word of a slot: a whole state, or the index of its first block in the [arena](super::entry_arena).
 //!
 //! A word begins with the instant at which its state expires, so one comparison shows whether any state has expired.
-//! Below it is the state's number, or the number of the state's first block.
+//! The lower bits hold the state's number, or the number of the state's first block.
 
 use crate::algorithm::gcra::Ahead;
 use crate::algorithm::places::HELD_MAX;
 use crate::algorithm::{NUMBER_BITS, Pair, WORD_AHEAD_US, WordLayout};
 
-/// The word of a slot that a thread has locked. No state looks like it, see [`RELATIVE_US_MAX`].
+/// The word of a slot that a thread has locked. No state has this word, see [`RELATIVE_US_MAX`].
 pub(super) const LOCKED: u64 = u64::MAX;
 
-/// The word of a slot without a state. It has expired at any instant.
+/// The word of a slot without a state. This word counts as expired at any instant.
 pub(super) const NO_STATE: u64 = 0;
 
-/// The number of bits below a word's instant, if that is in microseconds.
+/// The number of bits below a word's instant, if the instant is in microseconds.
 const LOWER_BITS: u32 = NUMBER_BITS;
 
 /// The shift of words that hold a block's number: the instant takes the upper half, in units of an eighth of a second.
@@ -23,12 +23,13 @@ pub(super) const BLOCK_SHIFT: u32 = u32::BITS - LOWER_BITS;
 /// years. For a later instant the limiter moves its base.
 pub(super) const RELATIVE_US_MAX: u64 = (1 << (64 - LOWER_BITS)) - WORD_AHEAD_US - (1 << 42);
 
-/// The highest bits of a word of held units. All other words of states are lower, and so is every instant that expiries
-/// are compared with. So such a word never expires.
+/// The highest bits of a word of held units. All other words of states are lower, and so is every instant with which
+/// expiries are compared. So a word of held units never expires.
 const HELD: u64 = 0b11 << 62;
 const _: () = assert!(RELATIVE_US_MAX < HELD >> LOWER_BITS, "words of held units never expire");
 
-/// Bits of a word that hold the number of units that are held. Above them is the number of the run.
+/// The number of bits of a word that hold the number of held units. The bits above hold the number of the
+/// run.
 const UNIT_BITS: u32 = 40;
 pub(super) const RUN_BITS: u32 = u64::BITS - 2 - UNIT_BITS;
 const _: () = assert!(HELD_MAX < (1 << UNIT_BITS) - 1, "no word of held units is LOCKED");
@@ -46,7 +47,7 @@ pub(super) struct Now {
 }
 
 impl Now {
-    /// Returns the nearest instant that words after this base can hold.
+    /// Returns the instant nearest to `at` that words with this base can hold.
     pub(super) fn new(at: u64, base: u64) -> Self {
         let relative = at.wrapping_sub(base);
         if relative <= RELATIVE_US_MAX {
@@ -56,7 +57,7 @@ impl Now {
         Self { at: base + relative, relative }
     }
 
-    /// Returns an instant before this one.
+    /// Returns the instant that is `us` microseconds before this one, but not before the base.
     pub(super) fn earlier(self, us: u64) -> Self {
         let relative = self.relative.saturating_sub(us);
         Self { at: self.base() + relative, relative }
@@ -69,7 +70,7 @@ impl Now {
 }
 
 impl WordLayout {
-    /// Packs a state that is not older than the base nor further ahead than a word holds.
+    /// Packs a state that is neither older than the base nor further ahead than a word can hold.
     #[inline]
     pub(super) fn pack(self, state: Pair, now: Now) -> u64 {
         let relative = state.at.saturating_sub(now.base());
@@ -77,13 +78,14 @@ impl WordLayout {
         ((relative + unit) >> self.shift) << (LOWER_BITS + self.shift) | state.n
     }
 
-    /// Packs a state that lies `ahead` of now, where instants are microseconds.
+    /// Packs a state that lies `ahead` of now, in a layout whose instants are microseconds.
     #[inline]
     pub(super) fn pack_ahead(ahead: Ahead, now: Now) -> u64 {
         (now.relative + ahead.us) << LOWER_BITS | ahead.num
     }
 
-    /// Returns how far the state in a word lies ahead, where instants are microseconds; zero if it has expired.
+    /// Returns how far the state in a word lies ahead of now, or zero if it has expired. The instants of the
+    /// layout are microseconds.
     #[inline]
     pub(super) fn unpack_ahead(word: u64, now: Now) -> Ahead {
         match is_expired(word, 0, now) {
@@ -108,9 +110,9 @@ impl WordLayout {
 
 /// The held units of a key, which is a state that does not expire.
 ///
-/// A key's units are held in runs. A run begins with the first held unit, and ends with the return of the last one, or
-/// with a reset of the key. A receipt names its run, so that units that were taken before a reset do not return units
-/// that were taken after it.
+/// A key's units are held in runs. A run begins with the first held unit, and ends with the return of the last one,
+/// or with a reset of the key. A receipt names its run, so that a refund of units from before a reset returns no
+/// units from after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeldUnits {
     pub(super) units: u64,
@@ -128,7 +130,8 @@ pub(super) enum HeldWord {
 }
 
 impl HeldUnits {
-    /// Packs held units: at least one. Returns `None` if the number of their run is too large for a word.
+    /// Packs held units, of which there is at least one. Returns `None` if the run's number is too large for
+    /// a word.
     #[inline]
     pub(super) fn pack(self) -> Option<u64> {
         debug_assert!(self.units > 0, "a value in use holds at least one unit");
@@ -140,8 +143,9 @@ impl HeldUnits {
         HELD | RUN_IN_ARENA << UNIT_BITS | u64::from(block)
     }
 
-    /// Returns the word of a key without held units since an instant, in microseconds after the base. It is the word of
-    /// a state that expired at that instant, so the key keeps its slot for a while, as with any other quota.
+    /// Returns the word of a key whose last unit was returned at an instant, in microseconds after the base. The word
+    /// is that of a state that expired at that instant, so the key keeps its slot for a while, as under any other
+    /// quota.
     #[inline]
     pub(super) fn returned(relative_us: u64) -> u64 {
         relative_us << LOWER_BITS
@@ -161,21 +165,21 @@ impl HeldWord {
     }
 }
 
-/// Returns whether nothing is held and the last return lies more than `us` ahead of now, which means that the clock has
-/// stepped back.
+/// Returns whether the word holds no units, and its instant lies more than `us` microseconds ahead of now. Then the
+/// clock has stepped back.
 pub(super) fn is_returned_after(word: u64, now: Now, us: u64) -> bool {
     word < HELD && expiry_of(word, 0) > now.relative + us
 }
 
-/// Returns whether the state in a word of this shift has expired. If the shift is above 0, it expires up to one unit
-/// late.
+/// Returns whether the state in a word of this shift has expired. If the shift is above 0, the state expires up to
+/// 2^`shift` microseconds late.
 #[inline]
 pub(super) fn is_expired(word: u64, shift: u32, now: Now) -> bool {
     word <= (now.relative >> shift) << (LOWER_BITS + shift)
 }
 
 /// Returns the word of a state in the arena that expires at an instant. An instant that is too late for a word
-/// never comes, because time stands still before it.
+/// is never reached, because the limiter's time stands still before it.
 pub(super) fn block_word(first: u32, expires_us: u64, now: Now) -> u64 {
     let relative = expires_us.saturating_sub(now.base()).div_ceil(1 << BLOCK_SHIFT);
     relative.min(u64::from(u32::MAX - 1)) << u32::BITS | u64::from(first)
@@ -186,7 +190,7 @@ pub(super) fn block_of(word: u64) -> u32 {
     word as u32 // the lower half
 }
 
-/// Returns when a word of this shift expires, in microseconds after the base.
+/// Returns the instant at which a word of this shift expires, in microseconds after the base.
 pub(super) fn expiry_of(word: u64, shift: u32) -> u64 {
     (word >> (LOWER_BITS + shift)) << shift
 }
