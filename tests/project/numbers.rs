@@ -135,7 +135,7 @@ const PROMISES: &[Promise] = &[
     (
         "src/middleware/decide/delay/delays.rs::WAITING",
         &[
-            "bounds how many wait in a layer: {} by default",
+            "bounds how many requests wait in a layer: {} by default",
             "in line, over all keys. The default is {}.",
             "in this layer, over all keys: {} by default",
             "at most {} in a layer, over all keys",
@@ -185,7 +185,7 @@ const PROMISES: &[Promise] = &[
     (
         "src/middleware/pace/account.rs::TICK_US",
         &[
-            "are worth up to {}, because each costs",
+            "are worth up to {}, because each piece costs",
             "within a piece: {_} to {}.",
             "all downloads of a key share it, in pieces of {_} to {}.",
         ],
