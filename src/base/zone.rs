@@ -89,7 +89,7 @@ impl Zone {
         // midnights, the first is at this offset.
         let (mut before, mut after) = (midnight - DAY_S - DAY_S / 2, midnight + DAY_S + DAY_S / 2);
         for offset in [self.offset_s(midnight - DAY_S), self.offset_s(midnight), self.offset_s(midnight + DAY_S)] {
-            // The local time may fall back between these instants, so each candidate is tried.
+            // The local time may fall back between the candidates, so each candidate is tried.
             let at_s = midnight - offset;
             if is_reached(at_s) {
                 after = after.min(at_s);

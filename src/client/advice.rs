@@ -341,7 +341,7 @@ impl<'a> AdviceReader<'a> {
                 List::Policies => &mut self.lists.policies,
                 List::Nameless => &mut self.lists.nameless,
             };
-            // An item without a window repeats the limit that the header beside it has.
+            // An item without a window only repeats the limit that the headers of the group report.
             known.extend(items.into_iter().filter(|(_, item)| list != List::Nameless || item.seconds.is_some()));
             known.truncate(POLICIES_MAX);
         }

@@ -194,8 +194,8 @@ impl ManualClock {
     pub fn advance(&self, by: Duration) {
         let later = |now| Some(Timestamp::from_micros(now).saturating_add(by).as_micros());
         // Updates the time in one atomic step, because one of two concurrent advances would otherwise be lost.
-        // `Release` is needed as in `set`. `Acquire` is needed so that a thread that sees the sum also sees what was
-        // done before each part.
+        // `Release` is needed as in `set`. `Acquire` is needed so that a thread that sees the new time also sees what
+        // was done before each advance.
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
     }
 

@@ -545,7 +545,8 @@ cases! {
         let policies = [bench.policy.clone(), bench.other("two")?];
         for (number, passed) in passed_concurrently(bench, &policies).await?.into_iter().enumerate() {
             ensure(passed <= CAPACITY, &format!("{passed} concurrent sets passed, of {CAPACITY}"))?;
-            // A limiter with compensated sets may refuse a set early, and its refunds may still be under way.
+            // A limiter with compensated sets may refuse a set that would fit, and its refunds may still be under
+            // way.
             if bench.limiter.hooks().atomicity() == Atomicity::Atomic {
                 same("concurrent sets that passed", passed, CAPACITY)?;
                 for policy in &policies {

@@ -326,11 +326,11 @@ impl<S: Store> Bench<'_, S> {
         let swaps = [
             // A value is replaced.
             self.changes(&[("each1", Some(&one), put(&new))]),
-            // The stored value is not the one that the swap expects.
+            // The stored value is not the value that the swap expects.
             self.changes(&[("each2", Some(&stale), put(&new))]),
-            // A set writes a new value and replaces one.
+            // A set writes a new value and replaces another value.
             self.changes(&[("each6", None, put(&new)), ("each3", Some(&one), put(&new))]),
-            // One stored value of a set is not the one that the swap expects.
+            // One stored value of a set is not the value that the swap expects.
             self.changes(&[("each8", None, put(&new)), ("each4", Some(&stale), put(&new))]),
             // A value is deleted.
             self.changes(&[("each5", Some(&two), Then::Delete)]),
@@ -338,7 +338,7 @@ impl<S: Store> Bench<'_, S> {
             self.changes(&[("each9", None, put(&new))]),
             // A set writes two new values, and keeps a third key without a value.
             self.changes(&[("each12", None, put(&new)), ("each13", None, put(&new)), ("each14", None, Then::Keep)]),
-            // The swap expects a value, and the key has none.
+            // The swap expects a value, but the key has no value.
             self.changes(&[("each15", Some(&stale), put(&new))]),
         ];
         let expected: [Option<&[Option<Value>]>; 8] =
@@ -412,8 +412,8 @@ impl<S: Store> Bench<'_, S> {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let loaded = self.load(&names).await?;
             for (key, made) in made.iter().enumerate() {
-                // Perhaps no swap of a key is made, because swaps of several keys may refuse each other over a key of
-                // a third swap.
+                // Possibly no swap of a key is made, because swaps of several keys may refuse each other over a key
+                // of a third swap.
                 ensure(made.len() <= 1, format!("{} of {RIVALS} swaps of one key were made", made.len()))?;
                 let expected = made.first().or(before[key].as_ref());
                 ensure(loaded[key].as_ref() == expected, (&loaded[key], "expected", expected))?;

@@ -228,7 +228,7 @@ impl FleetDocument {
         let FleetAction { revision, at, by, why, target, until, .. } = action;
         let before = self.entries.remove(target);
         if target.kind == FleetKind::Rules {
-            // A rollback puts the former text in force. `None` means that the file's text was in force.
+            // A rollback puts the former text in force. If `before` is `None`, the file's text was in force.
             let former = FleetTarget { kind: FleetKind::FormerRules, ..target.clone() };
             match before {
                 Some(entry) => {

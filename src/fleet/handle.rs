@@ -682,8 +682,8 @@ impl FleetState {
             let is_own =
                 |(known, table): &(Box<str>, FleetTable)| **known == *name && matches!(table, FleetTable::Overrides(_));
             if !self.tables.iter().any(is_own) {
-                // Inserts the table before those of the rules, because the rules read the table and it must be filled
-                // first.
+                // Inserts the table before the tables of rules, because the rules read this table, which must be
+                // filled first.
                 self.tables.insert(0, (name.into(), FleetTable::Overrides(OwnOverrides::new())));
             }
         }

@@ -434,7 +434,7 @@ impl Drop for PlaceTurn {
         };
         let has_more =
             left.as_ref().is_some_and(|left| left.is_called) || line.first().is_some_and(|(_, next)| leaves_more(next));
-        // Only the first request in line asks the store repeatedly, so the next request takes this over. The store
+        // Only the first request in line asks the store repeatedly, so the next request now has to ask. The store
         // keeps this process's position in the line.
         let is_polled = self.lines.0.polls.is_some();
         if was_first && (has_more || is_polled) {
@@ -499,8 +499,8 @@ impl BoundedTurn {
 
     /// Is ready when the request is the first of its line and units may have come free, or when it gives up.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
-        // Checks the deadline first, because units may keep coming free without being enough, or while forced charges
-        // take them.
+        // Checks the deadline first, because too few units may come free again and again, or forced charges may take
+        // the units.
         if self.timer.now() >= self.until {
             return Poll::Ready(LineStep::GivesUp);
         }

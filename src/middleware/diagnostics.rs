@@ -193,7 +193,7 @@ impl Diagnostics {
             self.notice(SetupWarningKind::ProxyNotTrusted, || {
                 format!(
                     "{user}, and a request has the header {name}: behind a proxy all clients share the proxy's address, so \
-                     take key::client_ip(TrustedProxies::count(1)?) or name the proxies' networks; without a proxy a client \
+                     use key::client_ip(TrustedProxies::count(1)?) or name the proxies' networks; without a proxy a client \
                      has made the header up, and there is nothing to do"
                 )
             });
@@ -203,10 +203,10 @@ impl Diagnostics {
     fn peer_is_unknown(&self, user: &str) {
         self.notice(SetupWarningKind::PeerUnknown, || {
             format!(
-                "{user}, and a request has no peer address: pass it on (axum: serve \
+                "{user}, and a request has no peer address: pass the address on (axum: serve \
                  into_make_service_with_connect_info::<SocketAddr>() and enable the feature `axum`; tonic: enable the feature \
                  `tonic`; others: insert a key::PeerAddr into the request's extensions); on a Unix socket no client has an \
-                 address, so let the proxy in front report it and take key::client_ip(TrustedProxies::count(1)?)"
+                 address, so let the proxy in front report the address and use key::client_ip(TrustedProxies::count(1)?)"
             )
         });
     }
@@ -222,7 +222,7 @@ impl Diagnostics {
                  key::client_ip expects the client, or it had fewer entries than there are proxies, and {found}; all \
                  clients of a proxy share one allowance: name the header that your proxy sends \
                  (TrustedProxies::forwarded, or TrustedProxies::single_header(\"x-real-ip\")), correct the count of \
-                 proxies, or take key::peer_ip if there is no proxy; if these were health checks of the proxy, there is \
+                 proxies, or use key::peer_ip if there is no proxy; if these were health checks of the proxy, there is \
                  nothing to do"
             )
         });
@@ -298,7 +298,7 @@ impl Diagnostics {
                     "none of the first {applied} requests that the policy {name:?} applies to had a key, and requests \
                      without one {handling}: {peer}if another layer puts the key into requests (authentication), place that \
                      layer outside of this one; if the extractor reads a header or a cookie, check its name; if it reads \
-                     axum's matched route, take Router::route_layer or key::matched_route; if no client sent one yet, \
+                     axum's matched route, use Router::route_layer or key::matched_route; if no client sent one yet, \
                      there is nothing to do"
                 )
             }),
@@ -359,7 +359,7 @@ impl Diagnostics {
             self.notice(SetupWarningKind::ProxyAllowed, || {
                 format!(
                     "an access list allows a request by the address of its peer, and the request has the header {name}: if \
-                     the peer is a proxy, the list exempts every client behind it, so take \
+                     the peer is a proxy, the list exempts every client behind it, so use \
                      key::client_network(TrustedProxies::count(1)?, Prefixes::exact()) for the list or name the proxies' \
                      networks"
                 )

@@ -385,7 +385,7 @@ where
                 ProjectedState::Deciding { deciding } => {
                     let deciding = deciding.as_mut().project();
                     let mut answer = ready!(deciding.answer.poll(cx));
-                    // The ticket is held until the answer arrives, and then this state ends.
+                    // `held` has the ticket until the answer arrives, which ends this state.
                     let Some((request, mut ticket)) = deciding.held.take() else { return polled_again() };
                     let layer = &*deciding.layer;
                     ticket.answer(layer, &mut answer);
@@ -396,7 +396,7 @@ where
                 }
                 ProjectedState::InLine { line } => {
                     ready!(line.in_line.poll_decision(cx));
-                    // The ticket is held until the request is decided, and then this state ends.
+                    // `in_line` has the ticket until the request is decided, which ends this state.
                     let Some((request, mut ticket)) = line.in_line.take() else { return polled_again() };
                     let Line { layer, service, overflow, .. } = &mut **line;
                     let next = match ticket.step_out_of_line(layer) {
@@ -414,7 +414,7 @@ where
                         this.state.set(ResponseState::Refused { response: None }); // the caller may keep the future
                         return Poll::Ready(Err(error));
                     }
-                    // The ticket is held until the request departs, and then this state ends.
+                    // `delayed` has the ticket until the request departs, which ends this state.
                     let Some((mut request, mut ticket)) = delayed.depart() else { return polled_again() };
                     let Delayed { service, layer, .. } = &mut **delayed;
                     let on_response = OnResponse::prepare(layer, &mut request, &mut ticket);

@@ -818,7 +818,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 /// Forgets what a key has used under one policy of a layer.
 pub(crate) async fn reset_under<L: Limiter>(limiter: &L, policy: &Policy, key: &Key) -> Result<(), L::Error> {
     limiter.reset(policy, key).await?;
-    // The state of requests in flight is apart from the state of a rate.
+    // Requests in flight have a state of their own, apart from the state of a rate.
     let in_flight = policy.with_quota(Quota::concurrent(1));
     if policy.has_quota_of_request() && limiter.supports(in_flight.quota()).is_ok() {
         limiter.reset(&in_flight, key).await?;

@@ -145,8 +145,8 @@ pub use admit::{Admission, Refused};
 pub use body::{ResponseBody, WrappedBody};
 pub use charge::access::{Access, AccessList};
 pub use decide::overflow::Overflow;
-// These types are parts of the types that methods of a layer return. They are public, so that a program can name the
-// type of a field that holds such a value.
+// These types are parts of the types that methods of a layer return. The types are public, so that a program can name
+// the type of a field that holds such a value.
 #[doc(hidden)]
 pub use decide::overflow::{NoOverflow, OverflowTo};
 pub use future::ResponseFuture;

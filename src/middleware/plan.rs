@@ -30,7 +30,7 @@ impl ChargePlan {
             || settings.finder().is_some()
             || rules().any(|rule| !rule.paths.is_empty() || rule.pace.is_some())
             || !are_supported;
-        // With these settings a denied request may pass, or an allowed one may wait.
+        // With these settings a denied request may pass, or an allowed request may wait.
         let has_choices =
             settings.mode.is_some() || rules().any(|rule| rule.mode.is_some()) || settings.timer.is_some();
         if has_exceptions || has_choices {

@@ -401,7 +401,7 @@ impl<L: Limiter> Compiled<L> {
         self.diagnostics.notice(SetupWarningKind::NoTimer, || {
             format!(
                 "the policy {:?} ({}) is a leaky queue, but the layer has no timer, so queued requests go on at once: set \
-                 a timer by RateLimitLayer::delay, or take Quota::leaky_bucket",
+                 a timer by RateLimitLayer::delay, or use Quota::leaky_bucket",
                 policy.name(),
                 policy.quota()
             )
@@ -428,7 +428,7 @@ impl Ticket {
             if link.is_some_and(|(linked, _)| linked == charged.policy) || policy.quota().limit() == 0 {
                 continue;
             }
-            // A cost above the quota may be meant for its meter.
+            // A cost above the quota may be meant for the rule's meter.
             let meter = link.filter(|(_, role)| *role == LinkedRole::Meter).and_then(|(meter, _)| layer.policy(meter));
             let most = policy.quota().capacity().max(meter.map_or(0, |meter| meter.quota().capacity()));
             if charged.cost <= most {

@@ -212,10 +212,11 @@ impl RuleStore {
                     let (version, layers, loaded) =
                         (state.in_force.rules.version, state.layers(), state.in_force.event());
                     drop(state);
-                    // A limiter may have panicked before its layer followed, so each layer follows again.
+                    // A limiter may have panicked before its layer applied the rules, so each layer applies them
+                    // again.
                     each(&layers, |layer| layer.follow());
                     if had_error {
-                        // Reports to the observer, which got the error, that the error is over.
+                        // Reports the end of the error to the observer, which got the error.
                         report(&layers, &loaded);
                     }
                     return Ok(version);

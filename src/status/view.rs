@@ -128,7 +128,7 @@ impl PageView {
             for (policies, mode) in source.rules() {
                 for policy in policies {
                     let quota = policy.quota_words();
-                    // The plans of a rule share a name, and policies of several layers may share one.
+                    // The plans of a rule share a name, and policies of several layers may share a name, too.
                     let at = *places.entry(policy.name().to_owned()).or_insert_with(|| {
                         let (name, stats) = (policy.name().to_owned(), None);
                         rows.push(PolicyRow { name, layers: Vec::new(), quotas: Vec::new(), mode: Some(mode), stats });

@@ -49,7 +49,8 @@ impl Rate {
         }
         let (interval_us, square) = (u128::from(self.interval_us), u128::from(SECOND_US) * u128::from(SECOND_US));
         let passed_us = u128::from(now_us.saturating_sub(self.changed_us));
-        // 1 / (1 / interval + passed), in microseconds, rounded up. The product is below 2^26 * 2^40 * 2^64.
+        // Computes 1 / (1 / interval + passed), in microseconds and rounded up. The products are below 2^26 * 2^40
+        // and 2^26 * 2^64, which fit into a `u128`.
         let faster_us = (square * interval_us).div_ceil(square + interval_us * passed_us);
         let faster_us = faster_us.max(interval_us.div_ceil(2));
         // If rounding hides the effect of the elapsed time, the rate stays as it was.

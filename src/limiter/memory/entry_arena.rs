@@ -417,7 +417,7 @@ impl EntryArena {
         let entries = (from..ENTRIES).map(|index| (block, index)).chain((0..until).map(|index| (gone, index)));
         let (folded, count) = self.folded(entries, 2);
         // Each block except the last is filled to its end, and only the first block may be empty at its beginning.
-        // Therefore two full blocks fold into a full block.
+        // Two full blocks therefore fold into one full block.
         let begin = if gone == chain.last { 0 } else { ENTRIES - count };
         debug_assert!(begin == 0 || block == chain.first, "only the first block may be empty at its beginning");
         self.set_all(block, begin, &folded, count);

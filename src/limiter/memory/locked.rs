@@ -53,8 +53,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         stripes.sort_unstable();
         stripes.dedup();
         self.stripes = stripes.iter().map(|stripe| self.states.lock_stripe(*stripe)).collect();
-        // This search also finds a key that got its slot or was moved after the first search. The other keys have no
-        // slot as long as this value exists, unless another key lost its slot.
+        // This search also finds a key that got its slot or was moved after the first search. A key that the search
+        // does not find has no slot as long as this value exists, unless another key lost its slot.
         self.find();
         let is_held =
             |hold: &LockedKey<'_>| hold.slot.is_some() || hold.is_twice || stripes.contains(&stripe_of(hold.key));
@@ -90,8 +90,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
                 return false;
             }
         }
-        // The search may have found one slot for two keys, if the slot passed from one key to the other in between.
-        // In this case only one of the two keys is locked.
+        // If a slot passed from one key to another in between, the search may have found the slot for both keys, but
+        // only one of the keys is locked.
         self.holds.as_mut().iter().all(|hold| hold.slot.is_none() || hold.locked.is_some())
     }
 

@@ -89,8 +89,7 @@ impl States {
         self.note_claim(now);
         let mut read = now;
         for _ in 0..ATTEMPTS {
-            // This is read once for each search, so a search still treats freed slots as kept if the growth ends
-            // meanwhile.
+            // A search reads `may_grow` once, and still treats freed slots as kept if the growth ends meanwhile.
             let may_grow = self.table.may_grow();
             let now = if may_grow { read.earlier(KEPT_US) } else { read };
             let mut slots = self.table.candidates(key);
@@ -106,8 +105,8 @@ impl States {
                     return vacated.map_or(SlotClaim::Nothing, SlotClaim::Slot);
                 }
             }
-            // Takes a slot that was never used, preferably of the first line. If there is none, takes the slot that
-            // has been free longest, so that an idle key keeps its slot for a while.
+            // Takes a slot that was never used, preferably of the first line. If all slots were used before, takes
+            // the slot that has been free longest, so that an idle key keeps its slot for a while.
             let free = slots.iter().filter(|seen| self.is_free(**seen, now));
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
                 if let Some(slot) = self.lock_free_slot(*seen) {

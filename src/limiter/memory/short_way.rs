@@ -113,8 +113,8 @@ impl States {
             decisions.push(decision);
         }
         if is_refused {
-            // Reports the refusal without comparing the states again, because it is right for the instant at which
-            // the states were read.
+            // Reports the refusal without comparing the states again, because the refusal is right for the instant at
+            // which the states were read.
             report_untaken(charges, planned, decisions, now);
             return Some(false);
         }
@@ -136,9 +136,9 @@ impl States {
                 return false;
             }
         }
-        // A charge changes nothing if it costs 0, or if it is observed and denied. Its slot is not locked, so another
-        // thread may have written the slot since it was read. Such a charge must be reported as of the instant of the
-        // write, too.
+        // A charge changes nothing if it costs 0, or if it is observed and denied. The slot of such a charge is not
+        // locked, so another thread may have written the slot since it was read. A charge that writes nothing must
+        // also be reported as of the instant of the write.
         let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
         let are_as_read = planned.iter().flatten().all(is_as_read);
         if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run, charges)) {

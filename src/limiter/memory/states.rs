@@ -146,7 +146,7 @@ impl States {
 
     #[inline(always)] // as `now`
     fn relative(&self, at: u64) -> Now {
-        // Relaxed suffices, because no other data is published with the base.
+        // `Relaxed` suffices, because no other data is published with the base.
         let base = self.base.load(Ordering::Relaxed);
         let relative = at.wrapping_sub(base);
         // Uses a branch, because the processor predicts the usual case.
@@ -257,7 +257,8 @@ impl States {
     pub(super) fn free_versions(&self) -> bool {
         let Some(mut next_phase_us) = try_lock(&self.walk) else { return false };
         let now = self.now();
-        // Compares with both ends, so that the next phase is at most one phase away even if the clock stepped back.
+        // Compares `now` with both ends of the phase, so that the next phase is at most one phase away even if the
+        // clock stepped back.
         if now.at < *next_phase_us && *next_phase_us <= now.at + PHASE_US {
             return false;
         }

@@ -42,7 +42,7 @@ impl TakenNames {
         }
         let first = self.names.get(name).copied().unwrap_or(2);
         let last = first + self.names.len() + own.len();
-        // One of these numbers is free, because there are more numbers than names.
+        // At least one number of the range is free, because the range has more numbers than there are names.
         let found = (first..=last).map(|number| (number, numbered(name, number)));
         let (number, free) = found.into_iter().find(|(_, free)| !is_taken(&self.names, free))?;
         if let Some(next) = self.names.get_mut(name) {

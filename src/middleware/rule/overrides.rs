@@ -176,7 +176,7 @@ impl<T> Overrides<T> {
         value: T,
         lasting: impl Into<Option<Duration>>,
     ) -> Result<OverrideId, ConfigError> {
-        // Calls these before it takes the lock, because the key, the clock and the value are the application's code.
+        // Uses the key, the clock and the value before it takes the lock, because they are the application's code.
         let Some(key) = key.into_key() else {
             let message = "an override needs a key: pass the value that the rule's extractor returns";
             return Err(ConfigError::new(ConfigErrorKind::Missing, message));
@@ -316,7 +316,7 @@ impl<T> Table<T> {
             !entries.is_empty()
         });
         self.count = self.keys.values().map(SmallVec::len).sum();
-        // While the table has room, sweeps therefore look on average at no more than two entries for each new entry.
+        // While the table has room, sweeps look on average at no more than two entries for each new entry.
         self.swept_at = (2 * self.count).max(SWEPT_FROM);
         self.shrink();
     }

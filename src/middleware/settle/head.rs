@@ -63,7 +63,7 @@ impl<L: Limiter> OpenTicket<L> {
             usage.append(&open.usage);
         }
         if !usage.is_empty() || (layer.needs == Needs::Usage && extensions.get::<Usage>().is_none()) {
-            // The handler's one handle also states the cost for the outer layers.
+            // The handler has only one handle, which also states the cost for the outer layers.
             if let Some(outer) = extensions.get() {
                 usage.append(outer);
             }
@@ -111,7 +111,7 @@ impl<L: Limiter> OpenTicket<L> {
     /// Returns the units of concurrency limits that are held no longer than until the response's head.
     fn release_by_head(&mut self, status: StatusCode) {
         let Some(places) = &self.ticket.places else { return };
-        // One of these holders is the request itself.
+        // One of the holders of `places` is the request itself.
         let is_shared = || Arc::strong_count(places) > 1;
         let until_head = |at: usize| {
             let policy = self.ticket.charges.get(at).map(|charged| charged.policy);

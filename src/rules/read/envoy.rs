@@ -103,8 +103,8 @@ impl ValueReader<'_, '_, '_> {
         let value = self.any_text(&fields, "value");
         let shadow = self.is_true(&fields, "shadow_mode");
         self.quota_mode(&fields);
-        // These fields name counters in Envoy's service. They have no effect here, because observers choose their own
-        // names.
+        // These fields name counters in Envoy's service. The fields have no effect here, because observers choose
+        // their own names.
         self.is_true(&fields, "detailed_metric");
         self.is_true(&fields, "value_to_metric");
         let options = self.our_options(&fields);

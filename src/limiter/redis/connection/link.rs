@@ -193,8 +193,8 @@ impl Link {
         slot: SlotState,
     ) -> Result<RedisReply, CallFailure> {
         let address = std::ptr::from_ref(call.script).addr();
-        // Reads this before the call, because another of the first calls may be answered before this call learns that
-        // the server did not know the script.
+        // Reads `has_run` before the call, because another of the first calls may be answered before this call learns
+        // that the server did not know the script.
         let had_run = self.has_run.load(Ordering::Relaxed) == address;
         match self.evaluate("EVALSHA", &call.script.sha, call, until, slot).await {
             Err(CallFailure { cause: Cause::NoScript, .. }) => {
@@ -545,8 +545,8 @@ impl Link {
     /// others.
     fn report_dead(&self, error: &RedisError) {
         lock(&self.down_because).get_or_insert_with(|| error.clone());
-        // Does not report a server that has left: calls that were under way when it left still fail, and nothing
-        // would report the server's return.
+        // A server that has left is not reported as down: calls that were under way still fail, but nothing would
+        // report the server's return.
         if !self.is_retired.load(Ordering::SeqCst) && !self.is_reported_down.swap(true, Ordering::SeqCst) {
             self.events.report_down(&self.address, error);
             if self.is_retired.load(Ordering::SeqCst) {

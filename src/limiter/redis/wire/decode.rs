@@ -185,7 +185,7 @@ impl Reader<'_> {
         }
         if !allowed {
             // A charge that its own quota allows is reported with the units that are left. For states that are lists,
-            // the script has already written this number.
+            // the script has already written the number of units that are left.
             for ((charge, found), decision) in charges.iter().zip(&states).zip(&mut decisions) {
                 if !decision.is_allowed() || charge.outlives_refusal() {
                     continue;

@@ -75,14 +75,14 @@ impl<B: Backend> Checks<B> {
             let mut answered = checks.put_answer(&mut set, answer);
             if matches!(answered, Err(NotTaken::Refused)) && tries > 1 {
                 match checks.request_again(&mut set) {
-                    // Reports the error here. The caller only learns that there was no answer.
+                    // Reports the error here, because the caller only learns that there was no answer.
                     Ok(request) => return drop(checks.send_forced(request, set, (sender, tries - 1))),
                     Err(error) => answered = Err(NotTaken::Failed(error)),
                 }
             }
             let answered = answered.map_err(NotTaken::into_error);
             if let Err(Ok(mut set)) = sender.send(answered.map(|_| set)) {
-                // The caller has gone, so the held units are returned here, because nobody else can return them.
+                // The caller has gone, so this task returns the held units, which nobody else can return.
                 set.retain(|pending| pending.policy().limits_in_flight());
                 checks.send_refunds(set::undo(&mut set));
             }

@@ -62,7 +62,7 @@ impl<B: Backend> Checks<B> {
         for pending in set.iter_mut() {
             let (Some(bid), Some(decision)) = (pending.bid.take(), &mut pending.decision) else { continue };
             let taken = decision.taken();
-            // Without an answer, it is unknown whether the other charges were taken.
+            // Without an answer, it is unknown whether the other charges of the set were taken.
             if answered.is_ok() || taken > 0 {
                 let is_missing = decision.receipt().at_us() == ROW_MISSING;
                 let landed = bid.land(taken, is_missing);

@@ -399,8 +399,8 @@ impl<F: RemoteStore> Lane<F> {
             return false;
         }
         // A flight in the second half of the allowed flights must carry three times as many requests as the other
-        // flights do on average. Otherwise single requests would use up all flights, and the next requests would wait
-        // for a whole call.
+        // flights do on average. Without this rule, single requests would use up all flights, and the next requests
+        // would wait for a whole call.
         let is_second_half = most.calls == Calls::Pipelined && flights >= (calls / 2).max(CALLS_MIN);
         !is_second_half || waiting >= (3 * self.units / flights).min(most.units as u64)
     }

@@ -111,7 +111,8 @@ impl<C: Connections> PostgresStore<C> {
     pub(super) async fn create_table(&self, durability: Durability) -> Result<(), StoreError> {
         let statement = Statement::new(&self.0.table.create(durability).into(), []);
         match self.0.connections.run(&statement).await {
-            // Any other error means that the table exists, because another process has created it at the same time.
+            // An error that says that the table exists is ignored, because another process has created the table at
+            // the same time.
             Err(error) if !is_there(&error) => Err(self.0.failed_at(error, Phase::Setup)),
             Ok(_) | Err(_) => Ok(()),
         }
