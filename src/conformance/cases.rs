@@ -180,7 +180,7 @@ async fn passed_concurrently<S: Subject>(bench: &LimiterBench<'_, S>, policies: 
     if let Some(failure) =
         failures.into_iter().flatten().next().filter(|_| passed.iter().flatten().all(|sum| *sum == 0))
     {
-        return Err(format!("each concurrent take failed: {failure} (see Subject::spawn if it needs a runtime)"));
+        return Err(format!("each concurrent take failed: {failure} (see Subject::spawn if takes need a runtime)"));
     }
     Ok((0..KEYS).map(|number| passed.iter().map(|passed| passed[number]).sum()).collect())
 }
@@ -337,7 +337,8 @@ cases! {
     async fn clones_share_one_allowance(bench) {
         let clone = bench.limiter.clone();
         let reply = clone.take(&[bench.charge(CAPACITY)]).await;
-        ensure(reply.is_ok_and(|decision| decision.is_allowed()), "a clone denied what its original would allow")?;
+        ensure(reply.is_ok_and(|decision| decision.is_allowed()), "a clone denied a charge that its original would \
+                                                                   allow")?;
         same("remaining in the original", bench.left().await?, 0)
     }
 
@@ -747,7 +748,7 @@ cases! {
         same("remaining after a refund in the middle", bench.left().await?, CAPACITY - 4)?;
         bench.refund(&bench.policy, receipt(Some(tail))?).await?;
         let left = bench.left().await?;
-        ensure(left == CAPACITY - 2 || left == CAPACITY, "the refund of a queue's tail was not made")
+        ensure(left == CAPACITY - 2 || left == CAPACITY, "the refund of a queue's newest slot was not made")
     }
 
     /// A refund of units that have expired returns nothing.

@@ -87,8 +87,8 @@ impl fmt::Display for Failures {
             FailuresKind::NothingSupported => {
                 writeln!(
                     f,
-                    "the limiter supports none of the suite's quotas, so nothing was tested: let Limiter::supports \
-                     return Ok for at least one of them"
+                    "the limiter supports none of the suite's quotas, so nothing was tested: make Limiter::supports \
+                     return Ok for at least one of the quotas"
                 )?;
                 self.skipped.iter().try_for_each(|skipped| writeln!(f, "  skipped: {skipped}"))
             }

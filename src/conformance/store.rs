@@ -483,7 +483,7 @@ impl<S: Store> Bench<'_, S> {
                     self.load(&[&held, &other]).await?;
                     self.must(&[(&other, None, put(&two))]).await
                 };
-                let waits = "a call waits for another one whose future is not polled: hold no lock across an await";
+                let waits = "a call waits for another call whose future is not polled: hold no lock across an await";
                 within_patience(calls).await.unwrap_or_else(|| Err(waits.to_owned()))?;
             }
             let swapped = match swapped {

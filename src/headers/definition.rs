@@ -496,8 +496,9 @@ impl Headers {
         let lost = rates.find(|policy| !scoped().any(|format| format.scope.includes(policy)))?;
         let names: Vec<&str> = idle.headers.iter().map(|header| header.name.as_str()).collect();
         Some(format!(
-            "the headers {} report policies of {}, which no policy of the layer has, and no such headers report the \
-             policy {:?} (unit {:?}): change Headers::for_policy, Headers::for_unit, the rule's name or Rule::unit",
+            "the headers {} report policies of {}, but the layer has no such policy, and no headers of this kind \
+             report the policy {:?} (unit {:?}): change Headers::for_policy, Headers::for_unit, the rule's name or \
+             Rule::unit",
             names.join(", "),
             idle.scope,
             lost.name(),

@@ -291,7 +291,7 @@ impl Diagnostics {
                     MissingKey::Exempt => "are not limited",
                 };
                 let peer = match peer_address(head) {
-                    None => "if the extractor reads the peer's address, no request has one, so pass it on; ",
+                    None => "if the extractor reads the peer's address, no request has one, so pass the address on; ",
                     Some(_) => "",
                 };
                 format!(
@@ -341,10 +341,10 @@ impl Diagnostics {
         if self.is_known_now(list) && !has_key {
             self.notice(SetupWarningKind::KeyNeverFound, || {
                 format!(
-                    "none of the first {asked} requests had the key by which access list {} of the layer is asked, so it \
-                     neither allows nor denies anybody: if another layer puts the key into requests (authentication), \
-                     place that layer outside of this one; if the extractor reads a header or a cookie, check its name; \
-                     if no client sent one yet, there is nothing to do",
+                    "none of the first {asked} requests had the key that access list {} of the layer looks up, so the \
+                     list neither allows nor denies anybody: if another layer puts the key into requests \
+                     (authentication), place that layer outside of this one; if the extractor reads a header or a \
+                     cookie, check its name; if no client sent one yet, there is nothing to do",
                     at + 1
                 )
             });
@@ -413,9 +413,9 @@ impl Diagnostics {
         self.notice(SetupWarningKind::NotSettled, || {
             format!(
                 "a handler dropped the Admission of a request, and the rule of the policy {:?} is settled after the \
-                 response (charge_when, refund_when, settle_by_… or on_aborted), so it was settled as an aborted request: \
-                 end the admission by Admission::finish, with the response, or by settle, keep or refund; if the client \
-                 disconnected, there is nothing to do",
+                 response (charge_when, refund_when, settle_by_… or on_aborted), so the request was settled as an \
+                 aborted one: end the admission by Admission::finish, with the response, or by settle, keep or refund; \
+                 if the client disconnected, there is nothing to do",
                 policy.name()
             )
         });
@@ -437,7 +437,7 @@ impl Diagnostics {
     pub(super) fn look_for_lost_cost(&self) {
         self.notice(SetupWarningKind::NotSettled, || {
             "a handler ended an admission by Admission::settle, and no rule of the layer is settled by usage, so all \
-             charges stayed as they were: add Rule::settle_by_usage to the rule whose cost it states"
+             charges stayed as they were: add Rule::settle_by_usage to the rule whose cost the handler states"
                 .to_owned()
         });
     }

@@ -129,8 +129,8 @@ impl<L: Limiter> Compiled<L> {
         if forgets && rule.settlement.replaces_cost() {
             self.diagnostics.notice(SetupWarningKind::NoDebt, || {
                 format!(
-                    "the policy {:?} settles what a request cost above its reservation, and its quota ({quota}) remembers no \
-                     debt: give it one by Quota::max_debt",
+                    "the policy {:?} settles what a request cost above its reservation, and its quota ({quota}) \
+                     remembers no debt: give the quota a debt by Quota::max_debt",
                     policy.name()
                 )
             });
@@ -144,7 +144,7 @@ impl<L: Limiter> Compiled<L> {
         if policy.quota().counts_bytes() && !has_cost {
             self.diagnostics.notice(SetupWarningKind::NoCost, || {
                 format!(
-                    "the quota of the policy {:?} ({}) counts bytes, and each request costs one: say what it costs by \
+                    "the quota of the policy {:?} ({}) counts bytes, and each request costs one byte: set its cost by \
                      Rule::cost or Rule::settle_by_body",
                     policy.name(),
                     policy.quota()
@@ -180,8 +180,8 @@ impl<L: Limiter> Compiled<L> {
         if quota.algorithm().is_rate() && quota.limit() > 0 && u128::from(quota.capacity()) < passes {
             self.diagnostics.notice(SetupWarningKind::SlowPace, || {
                 format!(
-                    "the policy {:?} paces bodies, and its quota ({quota}) has room for {} bytes at an instant, so bodies \
-                     are slower than that: give it a burst of at least {passes}",
+                    "the policy {:?} paces bodies, and its quota ({quota}) has room for {} bytes at an instant, so \
+                     bodies are slower than the quota allows: give the quota a burst of at least {passes}",
                     policy.name(),
                     quota.capacity()
                 )
@@ -216,8 +216,9 @@ impl<L: Limiter> Compiled<L> {
             if let Some(policy) = policies.iter().find(|own| own.has_quota_of_request() && rule.quota_from.is_none()) {
                 self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                     format!(
-                        "the policy {:?} stands in for quotas that requests bring, and its rule reads none, so it limits no \
-                         request: make the rule by Rule::quota_from, or give the policy a quota",
+                        "the policy {:?} stands in for quotas that requests bring, and its rule reads no quota from \
+                         requests, so the policy limits no request: make the rule by Rule::quota_from, or give the \
+                         policy a quota",
                         policy.name()
                     )
                 });
@@ -241,8 +242,8 @@ impl<L: Limiter> Compiled<L> {
             if rule.pace_after > 0 {
                 self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                     format!(
-                        "the rule of the policy {name:?} has pace_after, which has no effect: it paces no bodies; add \
-                         pace_responses or pace_requests, or leave it out"
+                        "the rule of the policy {name:?} has pace_after, which has no effect, because the rule paces \
+                         no bodies; add pace_responses or pace_requests, or leave it out"
                     )
                 });
             }
@@ -303,9 +304,9 @@ impl<L: Limiter> Compiled<L> {
         if unnamed {
             self.diagnostics.notice(SetupWarningKind::UnnamedQuota, || {
                 format!(
-                    "this layer and another one over the same limiter have the unnamed quota \"{}\" ({:?} in headers and \
-                     stored keys), and both count in the same states: name each rule by Rule::new; if the layers are to \
-                     share an allowance, make both from clones of one layer or policy",
+                    "this layer and another layer over the same limiter have the unnamed quota \"{}\" ({:?} in headers \
+                     and stored keys), and both count in the same states: name each rule by Rule::new; if the layers \
+                     are to share an allowance, make both from clones of one layer or policy",
                     own.quota(),
                     own.name()
                 )
@@ -313,8 +314,8 @@ impl<L: Limiter> Compiled<L> {
         } else {
             self.diagnostics.notice(SetupWarningKind::TwoQuotas, || {
                 format!(
-                    "the policy {:?} is \"{}\" in this layer and \"{}\" in another one over the same limiter, and both \
-                     count in the same states: give one of them another name, or make them plans by Rule::plans",
+                    "the policy {:?} is \"{}\" in this layer and \"{}\" in another layer over the same limiter, and \
+                     both count in the same states: give one of them another name, or make them plans by Rule::plans",
                     own.name(),
                     own.quota_words(),
                     other.quota_words()
@@ -328,8 +329,9 @@ impl<L: Limiter> Compiled<L> {
         let Some([name, now]) = self.settings.rules.iter().find_map(BoundRule::numbered) else { return };
         self.diagnostics.notice(SetupWarningKind::NameTaken, || {
             format!(
-                "two rules of this layer are named {name:?}, so the second one is {now:?} in headers, metrics and stored keys, \
-                 and a change of their order would swap what their keys have used: give each rule a name of its own"
+                "two rules of this layer are named {name:?}, so the second rule is {now:?} in headers, metrics and \
+                 stored keys, and a change of their order would swap what their keys have used: give each rule a name \
+                 of its own"
             )
         });
     }
@@ -389,8 +391,8 @@ impl<L: Limiter> Compiled<L> {
     fn timer_of_line_is_missing(&self, policy: &Policy) {
         self.diagnostics.notice(SetupWarningKind::NoTimer, || {
             format!(
-                "the policy {:?} ({}) lets requests wait, but the layer has no timer, so requests over it are refused at \
-                 once: set a timer by RateLimitLayer::delay, or leave the wait out",
+                "the policy {:?} ({}) lets requests wait, but the layer has no timer, so requests over the quota are \
+                 refused at once: set a timer by RateLimitLayer::delay, or leave the wait out",
                 policy.name(),
                 policy.quota()
             )
@@ -451,8 +453,9 @@ impl Ticket {
             if !all.insert(own) {
                 layer.diagnostics.notice(SetupWarningKind::ChargedTwice, || {
                     format!(
-                        "a request was charged for the policy {:?} and the same key by this layer and by an outer one, over \
-                         the same limiter: leave one of them out, or give the policies different names",
+                        "a request was charged for the policy {:?} and the same key by this layer and by an outer \
+                         layer, over the same limiter: leave one of the two policies out, or give the policies \
+                         different names",
                         policy.name()
                     )
                 });

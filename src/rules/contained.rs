@@ -47,7 +47,8 @@ fn warning(rule: &RuleSpec, outer: &RuleSpec) -> Noticed {
     let (name, line) = (Quoted(&outer.name), outer.name.position.line);
     let message = format!(
         "the quota of the rule {} never refuses a request, because the rule {name} in line {line} applies to the same \
-         requests, too, and allows no more: to give them an allowance of their own, leave them out of {name} by `not`",
+         requests, too, and allows no more: to give these requests an allowance of their own, leave them out of {name} \
+         by `not`",
         Quoted(&rule.name)
     );
     Noticed { kind: RulesWarningKind::NeverBinds, position: rule.name.position, message }

@@ -185,8 +185,8 @@ fn not_yaml(info: &str) -> &'static str {
         (&["<document", "next token"], INDENTED),
         (
             &["anchor"],
-            "`*name` stands for the value with `&name` before it, and there is none: a text that begins with `*` or `&` \
-             needs quotes",
+            "`*name` stands for the value with `&name` before it, and there is no such value: a text that begins with \
+             `*` or `&` needs quotes",
         ),
         (&["tag", "TAG", "handle"], "rules have no tags: a text that begins with `!` needs quotes"),
         (
@@ -197,7 +197,8 @@ fn not_yaml(info: &str) -> &'static str {
         (&["unexpected character", "cannot start with '-'"], "a text that begins with this character needs quotes"),
         (
             &["quoted"],
-            "a quotation mark before it is not closed, or the lines within the quotes are indented less than the first",
+            "a quotation mark before this place is not closed, or the lines within the quotes are indented less than \
+             the first",
         ),
         (&["indent", "block", "key", "node"], INDENTED),
     ];

@@ -50,7 +50,7 @@ impl Times {
         for word in before {
             if word.starts_with(|c: char| c.is_ascii_digit()) {
                 if clock.replace(times_of_day(word)?).is_some() {
-                    return Err("it has two times: write a list of texts with one each".to_owned());
+                    return Err("it has two times: write a list of texts with one time each".to_owned());
                 }
             } else {
                 days.extend(days_of(word)?);
@@ -200,8 +200,8 @@ fn zone_or_offset(word: &str) -> Result<(Zone, i64), String> {
     match Zone::named(word) {
         Ok(zone) => Ok((zone, 0)),
         Err(UnknownZone::NotBuilt) => Err(format!(
-            "time zones such as {} are not known without the crate's feature `time-zones`: end it with the offset from \
-             UTC, such as `+01:00`, which does not follow daylight saving time",
+            "time zones such as {} are not known without the crate's feature `time-zones`: end the text with the \
+             offset from UTC, such as `+01:00`, which does not follow daylight saving time",
             Quoted(word)
         )),
         Err(UnknownZone::NotFound) => Err(format!(

@@ -83,7 +83,7 @@ fn observing_rules(rules: &[RuleSpec]) -> Option<Noticed> {
 }
 
 fn observing(position: super::problem::Position) -> Noticed {
-    let message = "every limit of the file is in shadow mode, so none refuses a request".to_owned();
+    let message = "every limit of the file is in shadow mode, so no limit refuses a request".to_owned();
     Noticed { kind: RulesWarningKind::ObservesOnly, position, message }
 }
 
@@ -103,7 +103,7 @@ fn limits_of_domain(domain: &DomainSpec) -> Vec<Noticed> {
     let mut found: Vec<Noticed> = closed
         .map(|(spec, _, quota)| {
             let message =
-                format!("the limit of the key {} is 0, so each request with it is refused", Quoted(&spec.key));
+                format!("the limit of the key {} is 0, so each request with this key is refused", Quoted(&spec.key));
             Noticed { kind: RulesWarningKind::RefusesAll, position: quota.position, message }
         })
         .collect();

@@ -546,8 +546,8 @@ impl PageContent {
                 let (listed, targets) = self.find_key(&fingerprint)?;
                 let explained: Vec<_> = targets.into_iter().map(|target| (target, None)).collect();
                 if explained.is_empty() {
-                    let message = "no layer of this page has a rule that this key is listed for: the program shows layers \
-                                   by `StatusPage::layer`";
+                    let message = "no layer of this page has the rule under which this key is listed: the program \
+                                   shows layers by `StatusPage::layer`";
                     return Err((StatusCode::NOT_FOUND, message.into()));
                 }
                 let shown = listed.shown(&self.stats);

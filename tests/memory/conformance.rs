@@ -164,7 +164,7 @@ async fn suite_fails_when_nothing_is_supported() {
     let failures = check(&Made(Memory(ManualClock::new()), Nothing)).await.unwrap_err();
     assert_eq!(failures.kind(), FailuresKind::NothingSupported, "{failures}");
     assert!(failures.skipped().len() >= Algorithm::ALL.len(), "{failures}");
-    assert!(failures.to_string().contains("let Limiter::supports return Ok"), "{failures}");
+    assert!(failures.to_string().contains("make Limiter::supports return Ok"), "{failures}");
 }
 
 /// Tasks that take turns on one thread would not show the race.

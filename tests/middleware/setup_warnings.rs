@@ -251,7 +251,7 @@ fn name_that_two_rules_of_a_layer_have_is_reported_once() {
     let _ = (two.layer(()), two.clone().layer(()));
     assert_eq!(log.kinds(), [SetupWarningKind::NameTaken]);
     let text = two.check().unwrap_err().to_string();
-    assert!(text.contains(r#"named "api", so the second one is "api-2""#), "{text}");
+    assert!(text.contains(r#"named "api", so the second rule is "api-2""#), "{text}");
     // Two equal quotas without names, by address and by user, are two allowances on purpose.
     let unnamed = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(5), key::peer_ip());
     assert_eq!(unnamed.and(Quota::per_minute(5), key::global()).check(), Ok(()));

@@ -131,9 +131,9 @@ rules:
         lines,
         [
             "rules.yaml:1:13: warning: no rule uses the template `t`: write `use` in a rule, or leave the template out",
-            "rules.yaml:4:12: warning: the quota of the rule `search` never refuses a request, because the rule `api` in \
-             line 3 applies to the same requests, too, and allows no more: to give them an allowance of their own, leave \
-             them out of `api` by `not`",
+            "rules.yaml:4:12: warning: the quota of the rule `search` never refuses a request, because the rule `api` \
+             in line 3 applies to the same requests, too, and allows no more: to give these requests an allowance of \
+             their own, leave them out of `api` by `not`",
         ]
     );
     assert_eq!(folder.run(&["check", "rules.yaml", "--deny-warnings"]).code, Some(1));

@@ -110,7 +110,7 @@ impl Unanswered {
             Self::Misunderstood => (StoreErrorKind::Foreign, "the store's answer does not fit the request".to_owned()),
             Self::Closed => (StoreErrorKind::Unavailable, "this limiter was closed".to_owned()),
             Self::TooLarge(charges, most) => {
-                (StoreErrorKind::Misconfigured, format!("a set of {charges} charges: use at most {most}"))
+                (StoreErrorKind::Misconfigured, format!("a set of {charges} charges is too large: use at most {most}"))
             }
             Self::KeyReset => {
                 (StoreErrorKind::Unavailable, "the key of a concurrency limit was reset during the call".to_owned())

@@ -487,7 +487,8 @@ impl<S: Store> Inner<S> {
             Evidence::Gone | Evidence::None => Err(StoreError::new(
                 StoreErrorKind::Timeout,
                 format!(
-                    "an answer of {} was lost, and others have written since: it is unknown whether the charge was taken",
+                    "an answer of {} was lost, and other processes have written since: it is unknown whether the \
+                     charge was taken",
                     self.calls.name
                 ),
             )),

@@ -354,7 +354,7 @@ impl<'a> Reader<'a> {
             };
             let is_possible = holder <= EXACT_MAX && b <= EXACT_MAX && lapses <= INSTANT_US_MAX;
             if !is_next || !is_possible {
-                return Err(Foreign("no limit of requests in flight could have written its rows"));
+                return Err(Foreign("no limit of requests in flight could have written the value's rows"));
             }
             match is_in_line {
                 true => rows.line.push(HolderInLine { holder, number, since: a, cost: b, lapses }),

@@ -563,7 +563,7 @@ labelled! {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a quota or a rule",
     note = "`Rule::new` and the options of a `Quota` return a `Result`: is a `?` missing?",
-    note = "text becomes a quota by `text.parse::<Quota>()?`, and a number by its period, such as `Quota::per_minute(100)`"
+    note = "for text, use `text.parse::<Quota>()?`, and for a number, a constructor such as `Quota::per_minute(100)`"
 )]
 pub trait IntoRule {
     /// Returns the rule.

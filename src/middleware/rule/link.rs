@@ -114,8 +114,8 @@ impl Rule {
             return Err(ConfigError::together(
                 policy.name(),
                 &format!(
-                    "the rule has {} quotas, and a block counts the refusals of no more than {}: give the others a rule \
-                     and a block of their own",
+                    "the rule has {} quotas, and a block counts the refusals of no more than {}: give the other quotas \
+                     a rule and a block of their own",
                     self.policies.len(),
                     u8::MAX
                 ),

@@ -62,8 +62,9 @@ fn of_kubernetes(root: &Node<'_>) -> Option<String> {
              `quota`, and `clientSelectors` as `match` or `key`"
                 .to_owned()
         }
-        "EnvoyFilter" => "the file is Istio's EnvoyFilter, and no file of rules: it says which descriptors Envoy sends. Their limits are \
-                          in the file of the rate limit service, often in a ConfigMap"
+        "EnvoyFilter" => "the file is Istio's EnvoyFilter, and no file of rules: it says which descriptors Envoy \
+                          sends. The limits of these descriptors are in the file of the rate limit service, often in a \
+                          ConfigMap"
             .to_owned(),
         "RateLimitPolicy" | "Limitador" => {
             "the file configures Kuadrant, and is not a file of rules. Write a rule for each of its rates: `limit` and `window` as `quota`, \

@@ -352,7 +352,8 @@ impl ValueReader<'_, '_, '_> {
         let small = &small.value;
         let message = match cost.taken_first() {
             CostSpec::Units(units) => format!(
-                "no request could pass: each costs {units}, and \"{small}\" lets at most {capacity} pass at once"
+                "no request could pass: each request costs {units}, and \"{small}\" lets at most {capacity} pass at \
+                 once"
             ),
             CostSpec::Header { name, at_most } => format!(
                 "a request whose header `{name}` says more than {capacity} could never pass, because \"{small}\" lets at \

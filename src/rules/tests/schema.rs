@@ -191,7 +191,7 @@ const BEYOND_THE_SCHEMA: &[(&str, &str)] = &[
     ("cannot be a rule's name", GRAMMAR),
     ("bytes; the most is", "a schema counts characters"),
     ("is too large: at most", "the bound depends on the unit"),
-    ("no request could pass: each costs", COMPARISON),
+    ("no request could pass: each request costs", COMPARISON),
     ("could never pass, because", COMPARISON),
     ("which has no quota", COMPARISON),
     ("two descriptors have the key", COMPARISON),

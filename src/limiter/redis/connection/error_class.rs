@@ -102,7 +102,7 @@ impl CallFailure {
             cause: Cause::Answer,
             error: misconfigured(format!(
                 "the certificate of Redis at {server} is not trusted; tls_authorities(…) or, with TLS by rustls, \
-                 SSL_CERT_FILE may name the authority's: {words}"
+                 SSL_CERT_FILE may name its authority's certificate: {words}"
             )),
         }
     }
