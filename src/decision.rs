@@ -149,7 +149,7 @@ pub struct ChargeDecision {
     /// The wait until the same cost would be admitted, in microseconds. 0 if the charge is allowed,
     /// `UNKNOWN` if the wait is not known, `NEVER` if no wait helps.
     pub(crate) retry_us: u64,
-    /// The effective window in microseconds. 0 if it is not known.
+    /// The effective window in microseconds. 0 if the window is not known.
     pub(crate) window_us: u64,
     delay_us: u64,
     position: u64,
@@ -158,8 +158,8 @@ pub struct ChargeDecision {
 }
 
 impl ChargeDecision {
-    /// Makes the answer of a quota that allows the charge. `remaining` units of a capacity of
-    /// `limit` are left after it.
+    /// Makes the answer of a quota that allows the charge. `remaining` units of a capacity of `limit`
+    /// are left after the charge.
     #[must_use]
     pub fn allowed(limit: u64, remaining: u64) -> Self {
         Self { retry_us: 0, limit, remaining, ..Self::blank() }
@@ -227,8 +227,8 @@ impl ChargeDecision {
         self.retry_us == 0
     }
 
-    /// Returns whether the limiter was asked about the charge. If it was not asked, only the limit is
-    /// known; see [`unasked`](Self::unasked).
+    /// Returns whether the limiter was asked about the charge. If the limiter was not asked, only the
+    /// limit is known; see [`unasked`](Self::unasked).
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.position != UNASKED
@@ -270,24 +270,25 @@ impl ChargeDecision {
         }
     }
 
-    /// Returns the rank of a policy among the policies of a request. The policy with the lowest rank binds, and the
-    /// first of them if several ranks are equal. Policies that refuse have the lowest ranks, ordered from the longest
-    /// wait to the shortest. All other policies follow, ordered from the fewest remaining units to the most.
+    /// Returns the rank of a policy among the policies of a request. The policy with the lowest rank binds. If
+    /// several policies have this rank, the first of them binds. Policies that refuse have the lowest ranks, ordered
+    /// from the longest wait to the shortest. All other policies follow, ordered from the fewest remaining units to
+    /// the most.
     pub(crate) fn binding_rank(&self, refuses: bool) -> (bool, Reverse<Wait>, u64) {
         if refuses { (false, Reverse(self.wait()), 0) } else { (true, Reverse(Wait::None), self.remaining) }
     }
 
-    /// Returns the wait of a denied charge in microseconds, or `None` if it is not known or no wait
-    /// helps.
+    /// Returns the wait of a denied charge in microseconds. Returns `None` if the wait is not known, or
+    /// if the charge can never pass.
     pub(crate) fn known_wait_us(&self) -> Option<u64> {
         (self.retry_us < UNKNOWN).then_some(self.retry_us)
     }
 
     /// Returns the time within which at most [`remaining`](Self::remaining) may be used: the `t` of the
-    /// `RateLimit` header since draft 11. This is not the time until the quota is full again. For
-    /// example, after one request against a quota of 100 per minute, the effective window is 59.4 s.
-    /// For a fixed window it is the time until the window ends, even if no units were used in the
-    /// window. Returns `None` if the limiter does not know this time.
+    /// `RateLimit` header since draft 11. The effective window is not the time until the quota is full
+    /// again. For example, after one request against a quota of 100 per minute, the effective window is
+    /// 59.4 s. For a fixed window, the effective window is the time until the window ends, even if no
+    /// units were used in it. Returns `None` if the limiter does not know this time.
     #[must_use]
     pub fn effective_window(&self) -> Option<Duration> {
         (self.window_us != 0).then(|| Duration::from_micros(self.window_us))
@@ -306,8 +307,8 @@ impl ChargeDecision {
         if self.is_known() { self.position } else { 0 }
     }
 
-    /// Takes the receipt out of the answer. With it, the charge can be refunded once. Returns `None` if
-    /// the charge took no units.
+    /// Takes the receipt out of the answer. With the receipt, the charge can be refunded once. Returns
+    /// `None` if the charge took no units.
     #[inline]
     #[must_use]
     pub fn take_receipt(&mut self) -> Option<Receipt> {
@@ -375,8 +376,8 @@ impl ChargeDecision {
         self
     }
 
-    /// Copies the answer of a called function word by word. If an answer may come from a call or from inlined code, the
-    /// compiler then builds the answer in registers. Otherwise the compiler would copy words that were just written,
+    /// Copies the answer of a called function word by word. With such a copy, the compiler builds an answer that comes
+    /// from a call or from inlined code in registers. Otherwise the compiler would copy words that were just written,
     /// which stalls on store forwarding.
     #[inline(always)]
     pub(crate) fn in_words(self) -> Self {
@@ -392,7 +393,8 @@ impl ChargeDecision {
         self.receipt = Receipt::NONE;
     }
 
-    /// Returns the answer with its times shortened by `passed_us`, which have passed since.
+    /// Returns the answer with its times shortened by `passed_us`, the time that has passed since the
+    /// decision.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn later(&self, passed_us: u64) -> Self {
         // A time that is unknown or absent stays unknown or absent.
@@ -468,8 +470,8 @@ impl Receipt {
         Self { units, at_us, part: part & PART }
     }
 
-    /// Returns a receipt for `units`, with this receipt's instant and number. The units may be of other charges that
-    /// were counted there. A limiter refunds at most as many units as are in use there.
+    /// Returns a receipt for `units`, with this receipt's instant and number. The units may be of other charges with
+    /// this instant and number. A limiter refunds at most as many units as are in use.
     #[cfg(feature = "rules")]
     pub(crate) fn of_units(self, units: u64) -> Self {
         Self { units, ..self }

@@ -20,8 +20,8 @@ labelled! {
         /// No answer came within the deadline. The charge may have been taken.
         Timeout = "timeout",
         /// This process makes more checks than it can handle, and the store is not the cause. Too many checks already
-        /// wait, earlier checks took the whole deadline, or the process was too busy to read the answer. In the last
-        /// case the check was sent, and otherwise it was not.
+        /// wait, earlier checks took the whole deadline, or the process was too busy to read the answer. The check
+        /// was sent only if the process was too busy to read the answer.
         Overloaded = "overloaded",
         /// Other processes changed the key before each attempt of this process to change it. The charge
         /// was not taken.
@@ -73,15 +73,15 @@ pub enum LimiterEvent {
     /// more keys than fit.
     #[non_exhaustive]
     Evicted {
-        /// Whether the key had no allowance left. Its client got a fresh allowance.
+        /// Whether the key had no allowance left. The client of such a key got a fresh allowance.
         throttled: bool,
     },
     /// A new key was denied because the table is full.
     Full,
-    /// More than 16,382 quotas have live states, and the limiter has numbers only for so many. The
-    /// limiter also enforces further quotas, and their keys keep what they have used. The states of
-    /// further quotas take more memory and time, and are not in snapshots. If the table is full they
-    /// can be evicted, even the states of [meters](crate::Quota::meter), which otherwise are never
+    /// More than 16,382 quotas have live states, and a limiter has numbers for at most 16,382 quotas.
+    /// The limiter also enforces further quotas, and their keys keep what they have used. The states of
+    /// further quotas take more memory and time, and are not in snapshots. If the table is full, these
+    /// states can be evicted, even those of [meters](crate::Quota::meter), which otherwise are never
     /// evicted. Reported at most every ten seconds.
     TooManyQuotas,
     /// The first of two limiters could not decide a request, and the second was asked.
@@ -104,7 +104,7 @@ pub enum LimiterEvent {
     /// the check's request is polled, so that the current span is the request's span.
     #[non_exhaustive]
     StoreChecked {
-        /// The duration of the check, including the time that it waited to be sent. Zero if the check was not sent
+        /// The duration of the check, including the wait before it was sent. Zero if the check was not sent
         /// because its server is believed dead.
         duration: Duration,
         /// `None` if the store decided.
@@ -260,7 +260,7 @@ impl LimiterEvent {
         Self::CorrectionLost { charges, kind }
     }
 
-    /// Writes the event to `tracing`, unless it is an event that occurs for each check, request or key.
+    /// Writes the event to `tracing`. Events that occur for each check, request or key are not written.
     pub(crate) fn log(&self) {
         #[cfg(feature = "tracing")]
         contained(|| match self {
@@ -324,8 +324,8 @@ pub enum LayerEvent {
     /// A request begins to wait for its departure from a leaky queue, or in line for units of a concurrency limit.
     #[non_exhaustive]
     WaitBegan {
-        /// The policy that makes the request wait. If several queues make it wait, this is the policy
-        /// with the longest wait.
+        /// The policy that makes the request wait. If several queues make the request wait, this is the
+        /// policy with the longest wait.
         policy: Policy,
     },
     /// A request no longer waits for the policy: the request departs, was refused, was dropped, or joins the line of
@@ -384,7 +384,7 @@ impl LayerEvent {
 
 /// Something that happened to the [rules](crate#features) of a file.
 ///
-/// With the feature `tracing`, both events are also written to the target `tower_ratelimit`, with or without an
+/// With the feature `tracing`, the events of rules are also written to the target `tower_ratelimit`, with or without an
 /// observer. [`Refused`](Self::Refused) has the level `WARN`, and [`Loaded`](Self::Loaded) the level `INFO`. Each event
 /// is written once, even if several layers use the rules. Without the feature, no event is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -456,7 +456,7 @@ pub enum FleetEvent {
     InForce {
         /// The number of the revision: how often any process has changed the settings.
         revision: u64,
-        /// A 48-bit hash of the settings' text. It is equal in all processes with the same text.
+        /// A 48-bit hash of the settings' text. The hash is equal in all processes with the same text.
         hash: u64,
         /// The calendar time since which this process has the revision.
         since: Timestamp,

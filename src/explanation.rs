@@ -66,8 +66,8 @@ labelled! {
 /// `Display` prints the explanation in plain words, and [`to_json`](Self::to_json) returns it for
 /// programs.
 ///
-/// Both texts contain the request's keys, which may be secrets or personal data. [`mask_keys`](Self::mask_keys)
-/// replaces the keys.
+/// An explanation contains the request's keys, which may be secrets or personal data.
+/// [`mask_keys`](Self::mask_keys) replaces the keys.
 #[derive(Clone, Debug)]
 pub struct Explanation {
     outcome: Outcome,
@@ -127,7 +127,8 @@ impl Explanation {
     ///   [`Overflowed`](crate::observe::OutcomeKind::Overflowed). The explanation does not ask whether the overflow is
     ///   ready. If the overflow is not ready, the real request is refused.
     /// * A request that would have to wait for its departure is
-    ///   [`Delayed`](crate::observe::OutcomeKind::Delayed), and [`Outcome::delay`] returns its wait.
+    ///   [`Delayed`](crate::observe::OutcomeKind::Delayed), and [`Outcome::delay`] returns the length
+    ///   of the wait.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
@@ -278,15 +279,15 @@ impl RuleExplanation {
         self.cost
     }
 
-    /// Returns whether the response may change or refund the [cost](Self::cost). If so, the cost is only a
-    /// reservation.
+    /// Returns whether the response may change or refund the [cost](Self::cost). A cost that the response
+    /// may change is only a reservation.
     #[must_use]
     pub fn settles(&self) -> bool {
         self.settles
     }
 
-    /// Returns whether the rule [paces](crate::Rule::pace_responses) bodies. Such a rule has no [cost](Self::cost), and
-    /// the layer does not ask the limiter before the first byte of the body.
+    /// Returns whether the rule [paces](crate::Rule::pace_responses) bodies. A rule that paces bodies has no
+    /// [cost](Self::cost), and the layer does not ask the limiter before the first byte of the body.
     #[must_use]
     pub fn paces(&self) -> bool {
         self.paces

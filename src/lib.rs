@@ -24,20 +24,20 @@
 //! # Ok(()) }
 //! ```
 //!
-//! **Start with the [guide].** It has a page for each task, from choosing an algorithm to running
-//! Redis.
+//! **Start with the [guide].** The guide has a page for each task, from choosing an algorithm to
+//! running Redis.
 //!
 //! # Concepts
 //!
 //! * A [`Quota`] says how much: a limit per period, an algorithm and its options.
-//! * A [`Rule`] is a *named* quota as a layer applies it. It says to which requests the quota applies,
-//!   at what cost, and in which [`Mode`]. The name is part of the stored state.
+//! * A [`Rule`] is a *named* quota as a layer applies it. A rule says to which requests its quota
+//!   applies, at what cost, and in which [`Mode`]. The name is part of the stored state.
 //! * A [`Policy`] is the name and quota of a rule, which limiters get, and which clients and operators
 //!   see in headers and metrics.
 //! * A [`Key`] says whose allowance is charged. An extractor gets the key from the request.
-//! * A [`Limiter`](limiter::Limiter) keeps the states and decides. [`MemoryLimiter`] does this for one
-//!   process. [`RedisLimiter`](struct.RedisLimiter.html) and
-//!   [`StoreLimiter`](limiter/store/struct.StoreLimiter.html) do it for many processes.
+//! * A [`Limiter`](limiter::Limiter) keeps the states and decides. [`MemoryLimiter`] keeps the states
+//!   of one process. [`RedisLimiter`](struct.RedisLimiter.html) and
+//!   [`StoreLimiter`](limiter/store/struct.StoreLimiter.html) keep states that many processes share.
 //! * A [`Decision`](limiter::Decision) is the limiter's answer. An [`Outcome`](observe::Outcome) is
 //!   what the layer did with the request.
 //!
@@ -64,14 +64,14 @@
 //! # What it does not do
 //!
 //! * This crate is not a load shedder. `tower` has a load shedder.
-//! * Requests wait only if you configure it. They wait in a [leaky queue](Quota::leaky_queue), or in
-//!   line for a [concurrency limit](Quota::max_wait), if the layer has a
+//! * Requests wait only if you configure it. Requests can wait in a [leaky queue](Quota::leaky_queue),
+//!   or in line for a [concurrency limit](Quota::max_wait), if the layer has a
 //!   [timer](RateLimitLayer::delay).
 //!
 //! # Features
 //!
 //! No feature is on by default. Another crate of your program may enable further features. Features add
-//! items and behaviour, and two of them change existing behaviour. With `tracing`, setup warnings are
+//! items and behaviour, and change existing behaviour in two ways. With `tracing`, setup warnings are
 //! written as `tracing` events instead of lines on stderr. With both `fred` and `redis-rs`, a
 //! `RedisLimiter` connects to Redis through fred, unless `RedisLimiterBuilder::client` selects
 //! redis-rs.
@@ -98,13 +98,13 @@
 //! | `rules` | `rules::Rules`: [rules in a file](guide::rules_in_a_file) | saphyr-parser, strsim |
 //! | `conformance` | the suite that a limiter of your own has to pass; it may become stricter in any release | none |
 //!
-//! The package `tower-ratelimit-cli` has the program `tower-ratelimit`. It [checks and
+//! The package `tower-ratelimit-cli` has the program `tower-ratelimit`. This program [checks and
 //! explains](guide::rules_in_a_file#check-a-file-before-it-is-deployed) files of rules, and [replays
 //! access logs](guide::choosing_a_limit).
 //!
 //! The layer also works with axum or tonic without the feature of that name if you do two things: end
 //! the layer with [`wrap_body`](RateLimitLayer::wrap_body), and insert the peer's address as a
-//! [`PeerAddr`](key::PeerAddr). [Coming from axum 0.7](guide::coming_from::axum_07) shows both.
+//! [`PeerAddr`](key::PeerAddr). [Coming from axum 0.7](guide::coming_from::axum_07) shows both steps.
 //!
 //! # Rust version
 //!

@@ -7,9 +7,9 @@
 //! begins while the previous block is remembered is longer by the factor, up to the longest length. The key is free
 //! again at exactly `begin + length`.
 //!
-//! A block admits exactly `limit` units at once for a key at rest, and none for a closed key. In any interval it
-//! admits at most `limit · (2 + n)` units. Here `n` is the interval divided by the shorter of period and block
-//! length, rounded down. A request that a block denies changes nothing. If the quota counts denied requests, a
+//! A block admits exactly `limit` units at once for a key at rest, and none for a closed key. In any interval a
+//! block admits at most `limit · (2 + n)` units, where `n` is the interval divided by the shorter of period and
+//! block length, rounded down. A request that a block denies changes nothing. If the quota counts denied requests, a
 //! denied request begins the block again, with the length that a new block would have now. A forced charge takes the
 //! units that are left. The decision on a forced charge says whether the key is closed after the charge.
 //!
@@ -42,14 +42,14 @@
 //! # 4 Refunds
 //!
 //! A receipt holds the end of the window in which its strikes counted, and the blocks that were remembered before them.
-//! A refund subtracts the receipt's strikes while their window lasts. It also subtracts them after that, while the key
-//! is closed by a block that the strikes of this window began. If fewer strikes than the limit are left, the block is
-//! undone and the key is open. The strikes that are left count until the end of their window. The blocks before the
-//! undone block are remembered as they were.
+//! A refund subtracts the receipt's strikes while their window lasts. A refund also subtracts the strikes after their
+//! window, while the key is closed by a block that the strikes of this window began. If fewer strikes than the limit
+//! are left, the block is undone and the key is open. The strikes that are left count until the end of their window.
+//! The blocks before the undone block are remembered as they were.
 //!
 //! So a refund undoes only what its own strikes did. While the window lasts, strikes beyond the limit also count.
-//! These come from operators, or from requests that the block denied if the quota counts denied requests. After the
-//! window, a strike of either origin keeps the key closed. A block that has ended stays remembered.
+//! Such strikes come from operators, or from denied requests if the quota counts these. After the window, a strike
+//! of either origin keeps the key closed. A block that has ended stays remembered.
 
 use crate::base::time::PERIOD_US_MAX;
 use crate::decision::ChargeDecision;
@@ -65,7 +65,8 @@ pub(crate) const STRIKES_MAX: u64 = (1 << STRIKE_BITS) - 1;
 
 pub(crate) const SPAN_BITS: u32 = 45;
 const STRIKE_BITS: u32 = 12;
-/// The most blocks that a state counts as remembered. Further blocks are as long as the last of these.
+/// The most blocks that a state counts as remembered. A block after these is as long as the last of
+/// them.
 const LEVEL_MAX: u64 = 63;
 const _: () = assert!(PERIOD_US_MAX < 1 << SPAN_BITS && SPAN_BITS + STRIKE_BITS + 1 + 6 == u64::BITS);
 const _: () = assert!(SPAN_BITS + 1 + 6 <= 53, "an `f64` represents a receipt's number exactly");
@@ -104,8 +105,8 @@ struct BlockView {
     phase: BlockPhase,
     /// Blocks that are remembered.
     level: u64,
-    /// The instant at which the remembered blocks are forgotten. It has no meaning while the key is
-    /// closed.
+    /// The instant at which the remembered blocks are forgotten. This instant has no meaning while the
+    /// key is closed.
     forget: u64,
     /// Whether instants of the state were moved back because the clock stepped back.
     moved: bool,
@@ -205,8 +206,8 @@ impl Block {
         BlockView { phase: BlockPhase::Closed { until: now + length_us, length_us, by: Some(strikes) }, level, ..view }
     }
 
-    /// Returns the view, in which a block has the length that the operator chose if this is a block
-    /// that is made by hand.
+    /// Returns the view. If an operator made its block by hand, the block gets the length that the
+    /// operator chose.
     fn closed_by_hand(&self, view: BlockView, now: u64) -> BlockView {
         match (view.phase, self.lasting.by_hand_us) {
             (BlockPhase::Closed { .. }, length_us) if length_us > 0 => {
@@ -216,7 +217,7 @@ impl Block {
         }
     }
 
-    /// Returns the strikes with `cost` more. A larger `cost` counts as one more than the limit, which
+    /// Returns the strikes plus `cost`. A larger `cost` counts as one more than the limit, which
     /// already closes the key.
     fn more(&self, strikes: CountedStrikes, cost: u64) -> CountedStrikes {
         CountedStrikes { count: strikes.count + cost.min(self.limit + 1), ..strikes }
@@ -275,8 +276,8 @@ impl Block {
         }
     }
 
-    /// Returns the number of a receipt for strikes in the window that ends at `end`. It says which blocks were
-    /// remembered before these strikes.
+    /// Returns the number of a receipt for strikes in the window that ends at `end`. The number says which
+    /// blocks were remembered before these strikes.
     fn past(view: BlockView, now: u64, end: u64) -> u64 {
         if view.level == 0 || view.forget <= now {
             return 0;
@@ -450,7 +451,7 @@ impl PairAlgorithm for Block {
     }
 
     /// Whether the state lies further ahead than any block could. A block that was made by hand may be longer
-    /// than the quota's own blocks. It is clamped to its own length.
+    /// than the quota's own blocks. Such a block is clamped to its own length.
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         state.at.saturating_sub(now) > PERIOD_US_MAX + self.lasting.memory_us
     }

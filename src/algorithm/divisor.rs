@@ -1,6 +1,6 @@
 //! Division by a number that is known in advance.
 
-/// A divisor with its reciprocal. A division by it takes two multiplications.
+/// A divisor with its reciprocal. A division by this divisor takes two multiplications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Divisor {
     by: u64,

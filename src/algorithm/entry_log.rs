@@ -1,9 +1,9 @@
 //! The states of sliding windows and logs: dated entries, each of which counts no more from some instant on.
 //!
 //! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. The entry counts in
-//! full until `start + period`. After that, the edge of the trailing period passes over the sub-window. During
-//! this time the sub-window counts in part, in full, or not at all. So every decision needs only the oldest few
-//! entries and the total.
+//! full until `start + period`. After `start + period`, the edge of the trailing period passes over the
+//! sub-window. While the edge passes, the sub-window counts in part, in full, or not at all. So every decision
+//! needs only the oldest few entries and the total.
 //!
 //! If the clock steps back by at most a period, time stands still for the key. If the clock steps back further, all
 //! entries become one entry in the first sub-window that begins no earlier than now. All entries begin later than that
@@ -337,8 +337,8 @@ impl EntryLog {
         if self.is_log() { self.most() } else { u64::MAX }
     }
 
-    /// Returns whether this is a sliding log. The length of a sub-window does not show it, because a sliding
-    /// window may also have sub-windows of one microsecond.
+    /// Returns whether this is a sliding log. The length of a sub-window does not show this, because a
+    /// sliding window may also have sub-windows of one microsecond.
     pub(crate) fn is_log(&self) -> bool {
         self.log
     }

@@ -7,8 +7,8 @@
 //! whole limit is free again.
 //!
 //! A fixed window guarantees at most `limit` units in each window, and therefore at most `2·limit` units in any
-//! period. Its known weakness is that twice the limit can pass around the edge of two windows. Choose a fixed
-//! window for budgets per hour, day or month.
+//! period. The known weakness of a fixed window is that twice the limit can pass around the edge of two
+//! windows. Choose a fixed window for budgets per hour, day or month.
 //!
 //! # 2 Parameters
 //!
@@ -21,8 +21,8 @@
 //! A [`Pair`]: the window's end, and the count. The algorithm asks a calendar only which window
 //! contains an instant, and which window is next. If the clock steps back into the previous window, the
 //! count stays in the later window. If the clock steps back further, the count moves to the first
-//! window that ends at least a whole window after now. In both cases a key loses at most one window,
-//! and cannot use the limit of the same time twice.
+//! window that ends at least a whole window after now. However far the clock steps back, a key loses at
+//! most one window, and cannot use the limit of the same time twice.
 
 use crate::base::calendar::{CalendarWindow, CalendarWindows};
 use crate::base::time::PERIOD_US_MAX;
@@ -50,8 +50,8 @@ pub(crate) struct FixedWindow {
     period_us: u64,
     /// The period as a divisor, to find the window of an instant.
     grid: Divisor,
-    /// The length of two windows. The end of a state's window is valid if it is ahead by no more than this. For a
-    /// calendar these are the shortest two windows, so that most decisions do not ask the calendar
+    /// The length of two windows. The end of a state's window is valid if it is ahead by at most two windows. For
+    /// a calendar, this is the length of the shortest two windows, so that most decisions do not ask the calendar
     /// (`benches/instructions`).
     near_us: u64,
     calendar: Option<&'static CalendarWindows>,
@@ -116,9 +116,9 @@ impl FixedWindow {
         }
     }
 
-    /// Returns the window that counts the units of another quota. This is the first window that ends no
-    /// earlier than the last of the units is freed, and at least a whole window after the units were
-    /// taken.
+    /// Returns the window that counts the units of another quota. The returned window is the first that
+    /// ends no earlier than the last of the units is freed, and at least a whole window after the units
+    /// were taken.
     fn calendar_to_hold(calendar: &CalendarWindows, carried: &Carried, now: u64) -> CalendarWindow {
         let open = calendar.at(now);
         let taken = carried.taken().unwrap_or(now).min(now);

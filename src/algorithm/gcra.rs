@@ -3,23 +3,23 @@
 //! # 1 Definition and laws
 //!
 //! `limit` units per `period` make one unit every `interval = period / limit`. The state is the instant at which
-//! everything taken so far has drained. This is the *theoretical arrival time* of ATM Forum's generic cell rate
-//! algorithm (TM 4.1, 4.4.2). The backlog is how far that instant lies ahead of now. A cost `n` is admitted if
-//! `backlog + n·interval ≤ burst·interval`, and then moves the instant by `n·interval`.
+//! everything taken so far has drained. The state's instant is the *theoretical arrival time* of ATM Forum's
+//! generic cell rate algorithm (TM 4.1, 4.4.2). The backlog is how far that instant lies ahead of now. A cost
+//! `n` is admitted if `backlog + n·interval ≤ burst·interval`, and then moves the instant by `n·interval`.
 //!
 //! * A **token bucket** of capacity `burst` counts the free units instead of the backlog: `tokens = burst −
 //!   backlog/interval`.
 //! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects a request that would raise
 //!   the level above `burst`.
 //! * A **leaky bucket as a queue** gives each admitted request a departure time. The request departs when the backlog
-//!   before it has drained, except for the part that may pass at once. That part is `delay_after` units, minus the
-//!   request's units beyond the first. So the next request departs later by the spacing of this request's cost. The
-//!   requests that depart in any interval have at most `length/interval + delay_after + 1` units in all, or the cost
-//!   of one request if that is more.
+//!   before it has drained, except for the part that may pass at once. The part that may pass at once is
+//!   `delay_after` units, minus the request's units beyond the first. So the next request departs later by the
+//!   spacing of this request's cost. The requests that depart in any interval have at most `length/interval +
+//!   delay_after + 1` units in all, or the cost of one request if that is more.
 //!
-//! Each of the four guarantees at most `burst + length/interval` units in any interval of that length, and exactly
-//! `burst` units at once for a key at rest. A denied request's wait ends at the first microsecond at which the
-//! request is admitted.
+//! Each of the four algorithms guarantees at most `burst + length/interval` units in any interval of the length
+//! `length`, and exactly `burst` units at once for a key at rest. A denied request's wait ends at the first
+//! microsecond at which the request is admitted.
 //!
 //! # 2 Parameters
 //!
@@ -34,8 +34,8 @@
 //! # 3 State
 //!
 //! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now is not a state.
-//! If the clock stepped back, the instant may lie further ahead than the capacity and the allowed debt together. It
-//! is then clamped to their sum.
+//! If the clock stepped back, the instant may lie too far ahead of now. Such an instant is clamped to the capacity
+//! and the allowed debt together.
 
 use std::fmt::Debug;
 use std::ops::{Add, Sub};
@@ -304,8 +304,8 @@ impl<N: Parts> Gcra<N> {
 
     // Arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns how far the state is ahead of now, and whether this was clamped because the quota does
-    /// not allow it.
+    /// Returns how far the state is ahead of now, and whether this distance was clamped because the
+    /// quota does not allow it.
     #[inline]
     fn backlog(&self, state: Option<Pair>, now: u64) -> (Span<N>, bool) {
         let Some(tail) = state.filter(|tail| tail.at >= now) else {

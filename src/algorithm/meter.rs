@@ -84,8 +84,8 @@ impl PairAlgorithm for Meter {
         self.decide(state, now, cost, how == TakeMode::Force)
     }
 
-    /// Refunds `units` if `own.at` has not passed. This is the instant until which the count was to be kept when
-    /// the units were counted.
+    /// Refunds `units` if `own.at` has not passed. `own.at` is the instant until which the count was to be kept
+    /// when the units were counted.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (found, _) = self.view(Some(state), now);
         if own.at <= now || found.n == 0 || units == 0 {

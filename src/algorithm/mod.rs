@@ -1,9 +1,9 @@
 //! The algorithms: pure functions of quota, state, instant and cost, without a clock, I/O, locks or allocations.
 //!
-//! [`Quota`](crate::Quota) chooses the algorithm. The guide says
-//! [which one to choose](crate::guide::choosing_an_algorithm), lists the
-//! [laws](crate::quota#guarantees) that all of them keep, and says what happens to a state
-//! [when a quota changes](crate::quota#when-a-quota-changes).
+//! [`Quota`](crate::Quota) chooses the algorithm. The guide says [which algorithm to
+//! choose](crate::guide::choosing_an_algorithm). The docs of quotas list the
+//! [laws](crate::quota#guarantees) that all algorithms keep, and say what happens to a state [when a
+//! quota changes](crate::quota#when-a-quota-changes).
 
 pub(crate) mod block;
 pub(crate) mod carry;

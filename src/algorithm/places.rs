@@ -2,9 +2,9 @@
 //!
 //! # 1 Definition and laws
 //!
-//! A charge takes its units if at most `limit` units are held after that. The refund of the charge returns its
+//! A charge takes its units if at most `limit` units are held afterwards. The refund of the charge returns its
 //! units, once. Only refunds return units, because this algorithm reads no time. A forced charge takes its units
-//! even if more than `limit` units are held after that.
+//! even if more than `limit` units are held afterwards.
 //!
 //! A concurrency limit guarantees that at most `limit` units are held at any instant, except through forced charges.
 //! If the limit is lowered below the number of held units, no charge is admitted until enough units have been
@@ -56,7 +56,8 @@ impl Places {
     }
 
     /// Returns the result of a charge of `cost` while `held` units are held. [`describe`](Self::describe) turns the
-    /// result into a decision. [`Gcra::look`](super::gcra::Gcra::look) says why these are two functions.
+    /// result into a decision. [`Gcra::look`](super::gcra::Gcra::look) says why `look` and `describe` are two
+    /// functions.
     #[inline]
     pub(crate) fn look(self, held: u64, cost: u64, how: TakeMode) -> PlacesVerdict {
         let (cost, force) = how.plainly(cost);
@@ -69,7 +70,7 @@ impl Places {
     }
 
     /// Returns the decision about a charge that the limit allows, if there is no room to store the holder of its
-    /// units. Then only a forced charge is admitted, and it takes no units.
+    /// units. Without this room, only a forced charge is admitted, and it takes no units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn decide_without_room(self, held: u64, how: TakeMode) -> ChargeDecision {
         let left = self.limit.saturating_sub(held);
@@ -100,7 +101,7 @@ impl Places {
     }
 
     /// Returns the result of a charge while an earlier request waits in line, so that no units are left for this
-    /// charge. Only a forced charge takes its units.
+    /// charge. While an earlier request waits, only a forced charge takes its units.
     pub(crate) fn hold_back(self, held: u64, cost: u64, how: TakeMode) -> PlacesVerdict {
         match how.plainly(cost) {
             (_, true) => self.look(held, cost, how),

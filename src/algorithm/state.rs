@@ -91,13 +91,13 @@ pub(crate) trait PairAlgorithm {
     fn could_be(&self, state: Pair) -> bool;
 
     /// Returns whether the state is further ahead of `now` than the quota can put it, so that a decision would move
-    /// the state back. This means that the clock stepped back, or that `now` was read before the state.
+    /// the state back. The state is ahead if the clock stepped back, or if `now` was read before the state.
     fn is_clamped(&self, state: Pair, now: u64) -> bool;
 
     /// Returns whether a decision at `now` would begin a new count, although this state, or an expired state, still
-    /// counts at an earlier instant. If so, the clock has to be read after the state. Otherwise units that still
-    /// count would be forgotten if the clock stepped back between the two readings. A bucket forgets nothing, because
-    /// the instant at which it is empty only moves ahead.
+    /// counts at an earlier instant. If a decision would begin a new count, the clock has to be read after the state.
+    /// Otherwise units that still count would be forgotten if the clock stepped back between the two readings. A
+    /// bucket forgets nothing, because the instant at which it is empty only moves ahead.
     #[inline(always)]
     fn counts_anew(&self, _state: Option<Pair>, _now: u64) -> bool {
         false
@@ -109,11 +109,12 @@ pub(crate) trait PairAlgorithm {
     }
 
     /// Returns the units in use, and when they are freed, for the conversion to another quota. If `sliced`, the units
-    /// of a bucket are split into a few slices, each with its own time. A log or a sliding window needs these times.
+    /// of a bucket are split into a few slices, each with its own time. A log or a sliding window needs the times of
+    /// the slices.
     fn carried(&self, state: Pair, now: u64, sliced: bool) -> Carried;
 
-    /// Converts the units of another quota, `carried`, into a state of this quota. In this state at most
-    /// [`most`](Self::most) units are in use.
+    /// Converts the units of another quota, `carried`, into a state of this quota. The returned state
+    /// has at most [`most`](Self::most) units in use.
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair>;
 
     /// Returns the maximum number of units that can be in use: the capacity and the allowed debt
@@ -181,7 +182,8 @@ pub(crate) enum Layout {
 /// are the number.
 ///
 /// The instant takes `49 − shift` bits, and the number `15 + shift` bits. The shift is above 0 only if instants lie
-/// on a grid. Then each unit of `2^shift` µs holds at most one point of the grid, so rounding loses nothing.
+/// on a grid. With such a shift, each unit of `2^shift` µs holds at most one point of the grid, so rounding loses
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WordLayout {
     pub(crate) shift: u32,
@@ -192,8 +194,8 @@ pub(crate) struct WordLayout {
 /// How many bits of a word hold the number if the instant is in microseconds.
 pub(crate) const NUMBER_BITS: u32 = 15;
 
-/// The longest time in microseconds by which a word's instant may be ahead. The bits of the instant hold four
-/// times this; see [`Layout::of`].
+/// The longest time in microseconds by which a word's instant may be ahead. The instant's bits can hold an
+/// instant four times as far ahead; see [`Layout::of`].
 pub(crate) const WORD_AHEAD_US: u64 = 1 << 47;
 
 impl Layout {

@@ -12,8 +12,8 @@
 //!
 //! # 2 Parameters
 //!
-//! The tokens per tick, the time between ticks in microseconds, and the capacity. All are whole
-//! numbers, and nothing is rounded.
+//! The tokens per tick, the time between ticks in microseconds, and the capacity. All three parameters
+//! are whole numbers, and no computation is rounded.
 //!
 //! # 3 State
 //!
@@ -177,8 +177,8 @@ impl PairAlgorithm for StepBucket {
         if sliced { carried.sliced(now, |later| self.level(full, later).missing) } else { carried }
     }
 
-    /// Keeps the ticks of the old quota if both quotas are step buckets whose ticks count from the
-    /// first request.
+    /// Keeps the ticks of the old quota if the old quota is a step bucket and this quota's ticks count
+    /// from the first request.
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
         let mut level =
             Level { missing: carried.used.units_ceil().min(self.burst + self.debt), ..self.level(None, now) };

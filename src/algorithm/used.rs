@@ -71,8 +71,8 @@ const SLICES: u64 = 32;
 #[derive(Clone, Debug)]
 pub(crate) struct Carried {
     pub(super) used: Used,
-    /// The dated units, in the order in which they are freed. Their sum is the number of units in use,
-    /// rounded up.
+    /// The dated units, in the order in which they are freed. The sum of the dated units is the number
+    /// of units in use, rounded up.
     pub(super) dated: SmallVec<[Dated; 4]>,
     /// The last tick, if the old quota is a step bucket.
     pub(super) tick: Option<u64>,
@@ -121,22 +121,23 @@ impl Carried {
         self.dated.last().map_or(0, |dated| dated.back)
     }
 
-    /// Returns the latest instant at which the last of the units can have been taken, if that is known.
+    /// Returns the latest instant at which the last of the units can have been taken, if this instant
+    /// is known.
     pub(super) fn taken(&self) -> Option<u64> {
         self.dated.last().and_then(|last| last.taken)
     }
 
-    /// Returns the instant until which all units count in a window of one period. This is one period after the last
-    /// unit was taken, and at most a period from now. If the units would have been freed within a period from now,
-    /// the instant is no earlier than that.
+    /// Returns the instant until which all units count in a window of one period. The returned instant is one
+    /// period after the last unit was taken, and at most a period from now. If the units would have been freed
+    /// within a period from now, the returned instant is no earlier than the instant of their freeing.
     pub(super) fn until(&self, now: u64, period_us: u64) -> u64 {
         let taken = self.taken().unwrap_or(now).min(now);
         (taken + period_us).max(self.back().min(now + period_us))
     }
 
-    /// Returns the entries as the new quota counts them, the oldest first. They keep at most the newest `most` units,
-    /// and at most `each` units in one entry. Units are rounded up from the newest entry on. So the sum of the entries
-    /// that remain is also rounded up after the older entries have expired.
+    /// Returns the entries as the new quota counts them, the oldest first. The returned entries keep at most the
+    /// newest `most` units, and at most `each` units in one entry. Units are rounded up from the newest entry on. So
+    /// the sum of the entries that remain is also rounded up after the older entries have expired.
     pub(super) fn scaled(&self, entries: &[(u64, u64)], most: u64, each: u64) -> Vec<(u64, u64)> {
         let (mut sum, mut before) = (0_u64, 0);
         let mut scaled: Vec<(u64, u64)> = Vec::new();

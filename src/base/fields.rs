@@ -72,8 +72,8 @@ pub(crate) fn items<'a>(lines: impl Iterator<Item = &'a [u8]>, list: List) -> It
 }
 
 /// Parses a list that is spread over these header lines, and calls `each` with every item. Returns
-/// `None` if a line is not a list of the kind `list`. In this case `each` has already been called with
-/// the items before the error.
+/// `None` if a line is not a list of the kind `list`. If the function returns `None`, it has already
+/// called `each` with the items before the error.
 pub(crate) fn for_each_item<'a>(
     mut lines: impl Iterator<Item = &'a [u8]>,
     list: List,
@@ -131,8 +131,8 @@ pub(crate) fn integer(value: &[u8]) -> Option<u64> {
     rest.integer().filter(|_| rest.0.is_empty())
 }
 
-/// Returns whether a media range of `Accept` has the weight 0. This means that the client does not accept this
-/// media type (RFC 9110, section 12.4.2).
+/// Returns whether a media range of `Accept` has the weight 0. The weight 0 means that the client does not
+/// accept the media type (RFC 9110, section 12.4.2).
 pub(crate) fn is_unacceptable(range: &[u8]) -> bool {
     let weight = |parameter: &[u8]| {
         let (name, value) = parameter.split_at_checked(parameter.iter().position(|byte| *byte == b'=')? + 1)?;
@@ -327,7 +327,7 @@ impl<'a> Cursor<'a> {
         is_next
     }
 
-    /// Skips the next byte if it is one of `bytes`. Returns `None` if it is another byte.
+    /// Skips the next byte if it is one of `bytes`. Returns `None` if the next byte is another.
     fn expect(&mut self, bytes: &[u8]) -> Option<()> {
         bytes.iter().any(|byte| self.next_is(*byte)).then_some(())
     }

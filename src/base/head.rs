@@ -5,9 +5,10 @@ use std::fmt;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 
-/// The head of a request, by references. Extractors, conditions and observers see nothing else of a request.
+/// The head of a request, by references. Extractors, conditions and observers see only the head of a
+/// request.
 ///
-/// A closure reads its fields: `|request| request.headers.get("x-user").cloned()`.
+/// A closure reads the fields of the head: `|request| request.headers.get("x-user").cloned()`.
 ///
 /// A `Head` is made from an `http::Request`, from `Parts`, or from the five fields if a framework does
 /// not have these types. Making a `Head` is cheap, because it copies only references.

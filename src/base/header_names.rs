@@ -26,8 +26,8 @@ pub(crate) const X_USED: &str = "x-ratelimit-used";
 pub(crate) const X_RESET: &str = "x-ratelimit-reset";
 pub(crate) const X_RESOURCE: &str = "x-ratelimit-resource";
 
-/// The header families of OpenAI's API. Each has a unit, and the names of the headers for the limit, the
-/// remaining units and the reset.
+/// The header families of OpenAI's API. Each family has a unit, and the names of the headers for the
+/// limit, the remaining units and the reset.
 pub(crate) const OPENAI: [(&str, [&str; 3]); 2] = [
     ("requests", ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"]),
     ("tokens", ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"]),
@@ -81,7 +81,7 @@ pub(crate) const RETRY_AFTER_MS: &str = "retry-after-ms";
 #[cfg(feature = "client")]
 pub(crate) const X_MS_RETRY_AFTER_MS: &str = "x-ms-retry-after-ms";
 
-/// Shopify's only header about limits. Its name contains neither of [`SPELLINGS`].
+/// Shopify's only header about limits. The name of this header contains neither of [`SPELLINGS`].
 const SHOPIFY: &str = "x-shopify-shop-api-call-limit";
 
 /// The meaning of a header's value.
@@ -98,8 +98,8 @@ pub(crate) enum Word {
     /// `32/40`.
     UsedOfLimit,
     Reset,
-    /// The time until the reset. It is preferred to [`Reset`](Self::Reset), because a client reads it
-    /// without a clock.
+    /// The time until the reset. This reset is preferred to [`Reset`](Self::Reset), because a client
+    /// reads it without a clock.
     ResetAfter,
     RetryAfter,
     Name,
@@ -150,7 +150,7 @@ pub(crate) struct Group<'a> {
     pub(crate) words: &'a str,
 }
 
-/// Splits a header's name, which must be in lower case. Returns `None` if the name is not that of a
+/// Splits a header's name, which must be in lower case. Returns `None` if the name does not belong to a
 /// header about limits.
 pub(crate) fn split(name: &str) -> Option<(Group<'_>, Word)> {
     if name == SHOPIFY {
@@ -166,8 +166,8 @@ pub(crate) fn split(name: &str) -> Option<(Group<'_>, Word)> {
     Some((Group { prefix, words }, word))
 }
 
-/// Returns whether both headers have a single value and describe one quota. Both names must be in lower case.
-/// Names with different [`SPELLINGS`] are of different families.
+/// Returns whether both headers have a single value and describe one quota. Both header names must be in
+/// lower case. Names with different [`SPELLINGS`] are of different families.
 pub(crate) fn are_of_one_family(name: &str, other: &str) -> bool {
     let start = |name: &str| SPELLINGS.iter().find_map(|spelling| Some(name.find(spelling)? + spelling.len()));
     let Some(end) = start(name) else { return false };
@@ -179,8 +179,8 @@ pub(crate) fn are_of_one_family(name: &str, other: &str) -> bool {
     group(name).is_some_and(|own| group(other) == Some(own))
 }
 
-/// Returns the rest of a header's name without `word`, if the name begins or ends with `word`. If the
-/// whole rest of the name is a period, it stays, because it names the group.
+/// Returns the rest of a header's name without `word`, if the name begins or ends with `word`. A period
+/// that is the whole rest of the name stays, because the period names the group.
 fn without<'a>(rest: &'a str, word: &str) -> Option<&'a str> {
     if rest == word {
         return Some(if period(rest).is_some() { rest } else { "" });

@@ -37,7 +37,7 @@ pub(crate) fn secret() -> u64 {
     RandomState::new().hash_one("secret")
 }
 
-/// Secrets that a simulation chooses, so that it can be repeated.
+/// Secrets that a simulation chooses, so that the simulation can be repeated.
 #[cfg(all(test, feature = "_redis"))]
 pub(crate) mod seeded {
     use std::cell::Cell;

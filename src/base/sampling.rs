@@ -3,8 +3,8 @@
 
 use proptest::prelude::ProptestConfig;
 
-/// A sample has one of this many cases. The number is prime, so that a sample of a table does not leave out every
-/// second or third kind of case.
+/// A test that tries a sample tries one in this many cases. The number is prime, so that a sample of a table does
+/// not leave out every second or third kind of case.
 const SAMPLE: u32 = 19;
 
 /// Returns the factor for the number of cases that `RATELIMIT_CAMPAIGN` states, or `None` for a sample.
@@ -12,13 +12,14 @@ fn times() -> Option<u32> {
     std::env::var("RATELIMIT_CAMPAIGN").ok().map(|times| times.parse().expect("RATELIMIT_CAMPAIGN is a number"))
 }
 
-/// Returns the number of cases that a test tries in this run. `usual` is the number of all its cases.
+/// Returns the number of cases that a test tries in this run. `usual` is the number of all cases of the
+/// test.
 pub(crate) fn cases(usual: u32) -> u32 {
     times().map_or(usual.div_ceil(SAMPLE), |times| usual * times)
 }
 
-/// Returns the settings of a property test. `usual` is the number of all its cases. The test writes no
-/// file of failures.
+/// Returns the settings of a property test. `usual` is the number of all cases of the test. The test
+/// writes no file of failures.
 pub(crate) fn config(usual: u32) -> ProptestConfig {
     ProptestConfig { cases: cases(usual), failure_persistence: None, ..ProptestConfig::default() }
 }

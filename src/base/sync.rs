@@ -1,5 +1,5 @@
-//! Atomics and locks from the standard library, or from loom and shuttle in tests of interleavings. Also functions
-//! that contain panics, answer polls after the end, and hint to load a cache line.
+//! Atomics and locks from the standard library, or from loom and shuttle in tests of interleavings. This module
+//! also has functions that catch panics, answer polls of finished futures, and hint to load a cache line.
 
 use std::sync::TryLockError;
 use std::task::Poll;
@@ -77,9 +77,9 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Runs code of the application and catches its panic. Callers need this if they still have to notify others, or
-/// if they are in a destructor. A panic that leaves a destructor aborts the process if the value is dropped
-/// during another panic.
+/// Runs code of the application and catches its panic. Callers catch the panic if they still have to notify
+/// other tasks, or if they are in a destructor. A panic that leaves a destructor aborts the process if the value
+/// is dropped during another panic.
 pub(crate) fn contained(run: impl FnOnce()) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
 }
@@ -99,7 +99,7 @@ pub(crate) fn panicking_waker() -> std::task::Waker {
 }
 
 /// Answers a poll of a future that has already been ready or has panicked. The answer is always pending. Only a
-/// caller that breaks the contract of futures makes this poll, and no request can cause it.
+/// caller that breaks the contract of futures polls a finished future, and no request can cause this.
 #[cold]
 pub(crate) fn polled_again<T>() -> Poll<T> {
     debug_assert!(false, "a future was polled again after it was ready");

@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The longest period of a quota: 366 days.
 pub(crate) const PERIOD_US_MAX: u64 = 366 * 86_400 * 1_000_000;
 
-/// The longest time in which a full bucket may drain, about 8.9 years. This is also the longest time in
-/// which the bucket's debt may drain.
+/// The longest time in which a full bucket may drain, about 8.9 years. The debt of a bucket may take at
+/// most this time to drain, too.
 pub(crate) const DRAIN_US_MAX: u64 = 1 << 48;
 
 /// The latest instant that a limiter accepts from a clock, in the year 2150. A limiter replaces a later
@@ -18,7 +18,7 @@ pub(crate) const DRAIN_US_MAX: u64 = 1 << 48;
 pub(crate) const CLOCK_US_MAX: u64 = 5_680_281_600_000_000;
 
 /// The latest instant in any calculation: the instant at which a bucket with its whole debt has drained
-/// after the latest clock reading. It is below 2^53, so a double holds it exactly.
+/// after the latest clock reading. This instant is below 2^53, so a double holds it exactly.
 #[cfg(test)]
 pub(crate) const INSTANT_US_MAX: u64 = CLOCK_US_MAX + 2 * DRAIN_US_MAX;
 const _: () = assert!(CLOCK_US_MAX + 2 * DRAIN_US_MAX < 1 << 53);

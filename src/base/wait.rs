@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The wait until a refused charge or request could pass, if nothing else is charged meanwhile.
+/// The wait until a charge or request could pass, if nothing else is charged meanwhile.
 ///
 /// ```
 /// use std::time::Duration;

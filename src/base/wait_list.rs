@@ -1,5 +1,5 @@
-//! Waiters in the order of their turns. Each has the waker of its task, the instant of its timer, and
-//! data of the line that uses the list.
+//! Waiters in the order of their turns. Each waiter has the waker of its task, the instant of its
+//! timer, and data of the line that uses the list.
 //!
 //! All lines of the crate use this list: departures of leaky queues, lines that ask again, lines for
 //! places, bodies that wait for their pace, and the lines of a client. The lines differ in the event

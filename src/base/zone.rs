@@ -139,7 +139,7 @@ use self::with::KnownZone as ZoneData;
 #[cfg(not(feature = "time-zones"))]
 use self::without::OnlyUtc as ZoneData;
 
-/// Without the feature, UTC is the only zone.
+/// Without the feature `time-zones`, UTC is the only zone.
 #[cfg(not(feature = "time-zones"))]
 mod without {
     use super::UnknownZone;
@@ -197,8 +197,8 @@ mod with {
 
     static BUILT_IN: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
-    /// Each zone that was looked up, once. The number of a zone is its position in this list, counted
-    /// from 1.
+    /// The zones that were looked up, each of them once. The number of a zone is its position in this
+    /// list, counted from 1.
     static KNOWN: Mutex<Vec<&'static ZoneEntry>> = Mutex::new(Vec::new());
 
     impl KnownZone {

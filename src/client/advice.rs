@@ -54,9 +54,9 @@ pub struct PolicyAdvice {
 
 impl Advice {
     /// Reads the headers of a response that arrived at `now`. A gRPC client can also pass trailers to
-    /// this function. It does not read waits in bodies.
+    /// this function. The function does not read waits in bodies.
     ///
-    /// The function never fails: a value that cannot be read is unknown. Its running time is
+    /// The function never fails: a value that cannot be read is unknown. The running time is
     /// proportional to the size of the headers, and the advice holds at most 16 policies.
     #[must_use]
     pub fn read(headers: &HeaderMap, now: SystemTime) -> Self {
@@ -97,9 +97,9 @@ impl Advice {
     /// Returns how long the client has to wait before its next request can pass: at most 366 days.
     ///
     /// Returns [`Wait::None`] if no header says that the client has to wait. Returns [`Wait::Unknown`]
-    /// if a policy is exhausted and no header says for how long. Never returns [`Wait::Never`], because
-    /// another request with a smaller cost may pass even if the server [forbids a
-    /// retry](Self::forbids_retry) of this request.
+    /// if a policy is exhausted and no header says how long the client has to wait. Never returns
+    /// [`Wait::Never`], because another request with a smaller cost may pass even if the server
+    /// [forbids a retry](Self::forbids_retry) of this request.
     ///
     /// * [`retry_after`](Self::retry_after) takes precedence, as the drafts require, because a reset
     ///   may be the time until the quota is full again.
@@ -157,23 +157,23 @@ impl PolicyAdvice {
 
     /// Returns the time from now until the quota resets, at most 366 days.
     ///
-    /// The meaning depends on the server. In draft 11 it is the effective window, within which the
-    /// client may use the remaining units. Other servers report the time until the quota is full again,
-    /// or until the next unit is free.
+    /// The meaning of a reset depends on the server. In draft 11, the reset is the effective window,
+    /// within which the client may use the remaining units. Other servers report the time until the
+    /// quota is full again, or until the next unit is free.
     #[must_use]
     pub fn until_reset(&self) -> Option<Duration> {
         self.until_reset
     }
 
     /// Returns the quota's unit, such as `requests`, `tokens` or `content-bytes`. If the response does
-    /// not name the unit, it is usually `requests`.
+    /// not name the unit, the unit is usually `requests`.
     #[must_use]
     pub fn unit(&self) -> Option<&str> {
         self.unit.as_deref()
     }
 
-    /// Returns the partition: the name of the group of clients that share the quota. It is the decoded
-    /// `pk` of the drafts, or the value of a `-Scope` header.
+    /// Returns the partition: the name of the group of clients that share the quota. The partition is
+    /// the decoded `pk` of the drafts, or the value of a `-Scope` header.
     #[must_use]
     pub fn partition(&self) -> Option<&[u8]> {
         self.partition.as_deref()

@@ -10,8 +10,8 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 /// The maximum number of bytes of encoded details that are read. gRPC's clients allow 8 KiB for all headers.
 const DETAILS_MAX: usize = 16 * 1024;
 
-/// The decoder for base64 (RFC 4648). It accepts input with or without padding and with any padding bits, as RFC
-/// 9651 and gRPC's HTTP/2 mapping require.
+/// The decoder for base64 (RFC 4648). The decoder accepts input with or without padding and with any padding
+/// bits, as RFC 9651 and gRPC's HTTP/2 mapping require.
 pub(super) const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new()

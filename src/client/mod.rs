@@ -47,10 +47,10 @@
 //!   counts.
 //! * A `Retry-After` is ignored if it is only the wait of `Retry-After-Ms`, rounded up to a second.
 //! * If a proxy has joined several values of `Retry-After`, as in `1, 2`, the longest counts. A malformed value is
-//!   ignored. If a refusal has no other value, the client waits as if the refusal named no time.
+//!   ignored. If a refusal has only malformed values, the client waits as if the refusal named no time.
 //! * [`Advice::read`] reads only headers, and trailers that the program passes to it. The program itself has
 //!   to read waits in bodies, such as Telegram's `retry_after`, and waits in gRPC's trailers after messages.
-//!   It can pass these waits to [`ObeyLayer::pause`].
+//!   The program can pass such waits to [`ObeyLayer::pause`].
 //! * Structured fields follow RFC 9651. A malformed header is ignored as a whole, as the drafts
 //!   require.
 //! * A response with an `Age` above 0 comes from a cache. From such a response only waits are read, and
@@ -75,8 +75,8 @@
 //! * In the structured fields (drafts 08 to 11, and 07's dictionary), times are always seconds from
 //!   now.
 //! * The time until a date is measured from the response's own `Date`, because the clocks of server and
-//!   client differ. Without a `Date` it is measured from the client's time. A date in the past is read
-//!   as a time of zero.
+//!   client differ. If the response has no `Date`, the time until a date is measured from the client's
+//!   time. A date in the past is read as a time of zero.
 //! * All times round up. No time is longer than 366 days, the longest period of a quota. A longer
 //!   `Retry-After` is read as 366 days, and a longer reset or window is unknown.
 //! * A date more than 366 days ago is unknown. In `Retry-After`, a number that would be such a date, or
@@ -87,7 +87,7 @@
 //!
 //! A value that cannot be read is unknown, never an error or a panic. The running time is proportional
 //! to the size of the headers. An [`Advice`] keeps at most 16 policies of a response, with names and
-//! partitions of at most 256 bytes. So it has less than 20 KiB.
+//! partitions of at most 256 bytes. So an `Advice` has less than 20 KiB.
 //!
 //! # What a policy's numbers mean
 //!
@@ -100,16 +100,16 @@
 //!
 //! * Everything can be unknown. Few servers send all of these numbers.
 //! * A quota may be listed twice, because many servers send two formats.
-//! * The meaning of a reset depends on the server. In drafts 08 to 11 it is the time within which the
-//!   client may use the remaining units. OpenAI and many other servers report the time until the quota
-//!   is full again, which is longer than the wait for one request.
+//! * The meaning of a reset depends on the server. In drafts 08 to 11, the reset is the time within
+//!   which the client may use the remaining units. OpenAI and many other servers report the time until
+//!   the quota is full again, which is longer than the wait for one request.
 //!
 //! # Limits of the reading
 //!
 //! * A reset in milliseconds from now is misread by a factor of 1,000, because such a number looks like
 //!   seconds. Servers that send such resets are rare. The error makes the wait longer, never shorter.
-//! * If the server's clock is wrong in only one of a response's `Date` and its reset, the time until
-//!   the reset is wrong too. Resets in seconds do not depend on any clock.
+//! * If a response's `Date` and a reset that is a date come from clocks that differ, the time until the
+//!   reset is wrong. Resets in seconds do not depend on any clock.
 //! * Waits in bodies are not read, such as Telegram's `retry_after` or Google's `RetryInfo` in JSON. Waits
 //!   in gRPC's trailers are not read either. Read these waits in your program, and pass them to
 //!   [`ObeyLayer::pause`](crate::client::ObeyLayer::pause).

@@ -31,27 +31,28 @@ const RETRIES: u32 = 3;
 /// ```
 ///
 /// * The policy retries requests whose response is 429 or 503, and gRPC calls that end with
-///   `RESOURCE_EXHAUSTED` or `UNAVAILABLE` before any message. It does not retry after an error of the
-///   service.
+///   `RESOURCE_EXHAUSTED` or `UNAVAILABLE` before any message. The policy does not retry after an error
+///   of the service.
 /// * By default the policy retries only idempotent methods: GET, HEAD, OPTIONS, TRACE, PUT and DELETE.
 ///   [`any_method`](Self::any_method) changes this.
 /// * The request's body has to be `Clone`, such as `Full<Bytes>` or `()`. The bodies of axum, hyper and tonic are not
 ///   `Clone`, because they may be streams. [An example](#grpc) shows how to retry a unary call of tonic.
-/// * The policy reads only the head of the response. It does not read waits in the body, or in gRPC's
-///   trailers after messages.
+/// * The policy reads only the head of the response. Waits in the body, or in gRPC's trailers after
+///   messages, are not read.
 /// * If the server names no time, the request waits one second before the first retry, then two, and so
 ///   on up to 60 seconds. Each wait is lengthened by 0 to 10 percent at random.
 /// * The policy gives up at once, and returns the response, if the wait is longer than
 ///   [`max_wait`](Self::max_wait) or the request was retried [`max_retries`](Self::max_retries) times.
-///   It also gives up if the [budget](Self::budget) is used up, or if a gRPC server forbids a retry.
+///   The policy also gives up if the [budget](Self::budget) is used up, or if a gRPC server forbids a
+///   retry.
 ///
 /// An [`ObeyLayer`](super::ObeyLayer) inside the retry layer makes the other requests to the origin
 /// wait too.
 ///
 /// # gRPC
 ///
-/// The body of a tonic client's request is not `Clone`, so collect it first. This works for unary calls, whose body is
-/// one message. A stream from the client cannot be sent again.
+/// The body of a tonic client's request is not `Clone`, so collect it first. Collecting the body works for unary
+/// calls, whose body is one message. A stream from the client cannot be sent again.
 ///
 /// ```
 /// # #[cfg(all(feature = "tonic", feature = "tokio"))] {
@@ -145,18 +146,18 @@ impl RetryAfter {
         self
     }
 
-    /// Sets the budget of retries, which all clones share. By default it is Tower's [`TpsBudget`],
-    /// which allows as many retries as a fifth of the requests of the last ten seconds, and ten more
-    /// per second.
+    /// Sets the budget of retries, which all clones share. By default the budget is Tower's
+    /// [`TpsBudget`], which allows as many retries as a fifth of the requests of the last ten seconds,
+    /// and ten more per second.
     #[must_use]
     pub fn budget(mut self, budget: impl Budget + Send + Sync + 'static) -> Self {
         self.budget = Arc::new(budget);
         self
     }
 
-    /// Retries requests of every method, for servers that refuse a request before it has an effect,
-    /// and for gRPC, whose calls are all POST. By default this is off, and only idempotent methods are retried. The
-    /// body still has to be `Clone`: see [gRPC](Self#grpc).
+    /// Retries requests of every method, for servers that refuse requests before these have an effect, and for
+    /// gRPC, whose calls are all POST. By default, only idempotent methods are retried. The body still has to be
+    /// `Clone`: see [gRPC](Self#grpc).
     #[must_use]
     pub fn any_method(mut self, any_method: bool) -> Self {
         self.any_method = any_method;
@@ -164,7 +165,7 @@ impl RetryAfter {
     }
 
     /// Sets the clock from which the time until a date is measured if the response has no `Date`. By
-    /// default it is the calendar time of the operating system.
+    /// default the clock shows the calendar time of the operating system.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Arc::new(clock);

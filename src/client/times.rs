@@ -40,7 +40,7 @@ pub(super) fn from_now(value: &str, now: SystemTime) -> Option<Duration> {
     until(date, now)
 }
 
-/// Returns the time until a date: zero if it has passed, and `None` if it passed more than
+/// Returns the time until a date: zero if the date has passed, and `None` if the date was more than
 /// [`LONGEST`] ago.
 fn until(date: SystemTime, now: SystemTime) -> Option<Duration> {
     match date.duration_since(now) {

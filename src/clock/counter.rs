@@ -7,14 +7,15 @@ use quanta::Clock;
 
 use crate::base::sync::{Mutex, try_lock};
 
-/// For how many microseconds after an answer of the operating system the counter is trusted.
+/// The time in microseconds for which the counter is trusted after an answer of the operating system.
 const TRUSTED_US: u64 = 1_000;
 
 /// While another thread asks the operating system, the counter is trusted for this many times as long.
 const PATIENCE: u64 = 16;
 
-/// Between two answers of the operating system, the clock is slower than the counter by one part in this many. This
-/// is more than the error of the counter's rate. So the next answer is seldom earlier than the clock.
+/// Between two answers of the operating system, the clock is slower than the counter by one part in this many. The
+/// clock is slowed by more than the error of the counter's rate. So the next answer is seldom earlier than the
+/// clock.
 const SLOWER: u64 = 1_000;
 
 /// The longest time in microseconds that the operating system may take to answer. A slower answer would be older

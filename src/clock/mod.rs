@@ -33,7 +33,7 @@ pub use crate::base::time::Timestamp;
 /// [calendar](crate::quota::Calendar), the clock has to show the calendar time and [say
 /// so](Self::follows_calendar). Rates only need a time that passes evenly.
 ///
-/// A clock should not step. If it steps forward or back, by any amount:
+/// A clock should not step. If a clock steps forward or back, by any amount:
 ///
 /// * A step forward frees the units that would have been freed in the skipped time.
 /// * A step back gives no key a second quota while the limiter keeps the key's state, because a window
@@ -52,7 +52,7 @@ pub trait Clock: fmt::Debug + Send + Sync {
     /// Returns whether the clock shows the calendar time and follows it after the machine was suspended and when the
     /// system's time is corrected. By default `false`.
     ///
-    /// The result changes no decision. If it is `false`, a layer reports the warning
+    /// The result changes no decision. If the result is `false`, a layer reports the warning
     /// [`CalendarNotFollowed`](crate::observe::SetupWarningKind::CalendarNotFollowed) for quotas whose windows are
     /// meant to end with a date.
     ///
@@ -80,16 +80,16 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 
 /// The operating system's monotonic clock, set to the calendar time once, when it is made.
 ///
-/// This clock does not step, and does not follow corrections of the calendar time. On many systems it
-/// stands still while the machine is suspended. So windows that are aligned to the epoch or the
+/// This clock does not step, and does not follow corrections of the calendar time. On many systems the
+/// clock stands still while the machine is suspended. So windows that are aligned to the epoch or the
 /// calendar drift from the calendar. [`SystemClock`], the default of limiters in memory, follows the
 /// calendar.
 ///
-/// On x86-64 the clock asks the operating system once per millisecond. Between two answers it adds the time that
-/// the processor's time stamp counter has counted, at a slightly low rate. This takes half of the time of asking
-/// the system, and makes the clock a few microseconds late. A counter that jumps or differs between processors
-/// moves the clock by a millisecond at most. The clock does not use the counter if the processor does not report
-/// that it never stops and keeps its rate.
+/// On x86-64 the clock asks the operating system once per millisecond. Between two answers, the clock adds the
+/// time that the processor's time stamp counter has counted, at a slightly low rate. Reading the counter takes
+/// half of the time of asking the system, and makes the clock a few microseconds late. A counter that jumps or
+/// differs between processors moves the clock by a millisecond at most. The clock uses the counter only if the
+/// processor reports that the counter never stops and keeps its rate.
 ///
 /// Clones show the same time.
 ///
@@ -150,7 +150,8 @@ impl ElapsedTime {
     }
 
     /// Returns the time of a clock in microseconds. `system_us` computes this time from
-    /// [`passed_us`](Self::passed_us). It is called only if the counter cannot be used.
+    /// [`passed_us`](Self::passed_us). `system_us` is called only if there is no counter, or if the
+    /// counter's last answer is too old.
     #[inline]
     fn now_us(&self, system_us: impl Fn() -> u64) -> u64 {
         #[cfg(target_arch = "x86_64")]

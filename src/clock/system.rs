@@ -1,5 +1,5 @@
-//! The default clock of a limiter in memory. It shows the calendar time, and runs with the monotonic
-//! clock.
+//! The default clock of a limiter in memory. This clock shows the calendar time, and runs with the
+//! monotonic clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,15 +13,15 @@ const LOOK_US: u64 = 100_000;
 const STEP_US: u64 = 100_000;
 
 /// The longest time that reading the calendar time may take, in microseconds. A slower reading is ignored, because the
-/// thread lost the processor during it.
+/// thread lost the processor during the reading.
 const GLANCE_US: u64 = 10_000;
 
 /// The default clock of a [`MemoryLimiter`](crate::MemoryLimiter): it shows the calendar time, and runs with the
 /// operating system's monotonic clock.
 ///
-/// When the clock is read, it compares itself with the calendar time, at most ten times per second. If the two differ
-/// by a tenth of a second or more, the clock steps to the calendar time, forward or back. So windows of the calendar
-/// begin and end with the calendar also in these cases:
+/// When the clock is read, it compares itself with the calendar time, at most ten times per second. If the clock
+/// differs from the calendar time by a tenth of a second or more, it steps to the calendar time, forward or back. So
+/// windows of the calendar begin and end with the calendar also in these cases:
 ///
 /// * after the machine was suspended, during which the monotonic clock may have stood still;
 /// * after the system's time is corrected, for example on a device that starts in 1970 and gets the time
@@ -48,9 +48,9 @@ impl SystemClock {
         Self { elapsed, calendar: Arc::new(FollowedCalendar::new(wall_now().as_micros())) }
     }
 
-    /// Returns the time. It is read after all earlier loads of this thread, because a fence comes
-    /// before the reading. Without the fence, the processor may read its counter while an earlier load
-    /// still waits for memory.
+    /// Returns the time. The clock is read after all earlier loads of this thread, because a fence
+    /// precedes the reading. Without the fence, the processor may read its counter while an earlier
+    /// load still waits for memory.
     pub(crate) fn now_in_order(&self) -> Timestamp {
         std::sync::atomic::fence(Ordering::SeqCst);
         self.now()
@@ -75,7 +75,8 @@ impl Clock for SystemClock {
     }
 }
 
-/// The calendar time at the beginning of the monotonic time. It changes when the clock steps.
+/// The calendar time at the beginning of the monotonic time. This calendar time changes when the clock
+/// steps.
 #[derive(Debug)]
 struct FollowedCalendar {
     /// This time, in microseconds. It wraps.
@@ -89,7 +90,8 @@ impl FollowedCalendar {
         Self { begin: AtomicU64::new(now), looked: AtomicU64::new(0) }
     }
 
-    /// Returns the time. Compares it with the calendar time if the last comparison is [`LOOK_US`] ago.
+    /// Returns the time. Compares the time with the calendar time if the last comparison is [`LOOK_US`]
+    /// ago.
     fn at(&self, passed: impl Fn() -> u64, calendar: impl Fn() -> u64) -> u64 {
         let mut passed_us = passed();
         let looked = self.looked.load(Ordering::Relaxed);

@@ -5,12 +5,12 @@ use tokio::time::Instant;
 use super::{Clock, wall_now};
 use crate::base::time::Timestamp;
 
-/// Tokio's clock. It is set to the calendar time once, when it is made.
+/// Tokio's clock. The clock is set to the calendar time once, when it is made.
 ///
-/// It follows the monotonic clock until a test stops Tokio's time with `tokio::time::pause`. After
-/// that, `tokio::time::advance` and `tokio::time::sleep` also move the limiter's time. Make and read
-/// this clock within the runtime whose time is stopped. Outside of any runtime the clock shows the
-/// operating system's time.
+/// The clock follows the monotonic clock until a test stops Tokio's time with `tokio::time::pause`.
+/// After a `pause`, `tokio::time::advance` and `tokio::time::sleep` also move the limiter's time. Make
+/// and read this clock within the runtime whose time is stopped. Outside of any runtime the clock shows
+/// the operating system's time.
 ///
 /// ```
 /// use std::time::Duration;

@@ -26,8 +26,8 @@ const TASKS: usize = 4;
 /// The number of keys that concurrent tasks charge.
 const KEYS: usize = 32;
 
-/// The number of futures that a case polls once and then holds. It is large, because a limiter may have
-/// several calls in flight.
+/// The number of futures that a case polls once and then holds. The number is large, because a limiter
+/// may have several calls in flight.
 const HELD: usize = 64;
 
 /// The number of peeks after which a settlement must have arrived.
@@ -151,9 +151,9 @@ fn only(decision: Decision) -> Result<ChargeDecision, String> {
     Ok(charge)
 }
 
-/// Takes one unit of each policy in one set, for several keys, in concurrent tasks. Takes more sets of
-/// each key than the capacity. Half of the tasks charge the policies in reverse order. Returns how many
-/// sets of each key passed.
+/// Takes one unit of each policy in one set, for several keys, in concurrent tasks. For each key, takes
+/// more sets than the capacity allows. Half of the tasks charge the policies in reverse order. Returns
+/// how many sets of each key passed.
 async fn passed_concurrently<S: Subject>(bench: &LimiterBench<'_, S>, policies: &[Policy]) -> Result<Vec<u64>, String> {
     let passed = together(bench.subject, TASKS, |task| {
         let (limiter, mut policies) = (bench.limiter.clone(), policies.to_vec());
@@ -558,7 +558,7 @@ cases! {
         Ok(())
     }
 
-    /// Concurrent takes and refunds never hold more than the capacity, and return all of it.
+    /// Concurrent takes and refunds never hold more units than the capacity, and return all units.
     #[fix = "make a refund read and write the state under the same lock, or in the same atomic step, as a take"]
     async fn concurrent_refunds_return_what_was_taken(bench) {
         const ROUNDS: usize = 32;

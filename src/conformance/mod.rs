@@ -1,10 +1,11 @@
 //! The suite that every [`Limiter`] has to pass. Run it against your own limiter.
 //!
 //! The suite checks the contract of [`Limiter`] and the [laws of the
-//! algorithms](crate::quota#guarantees) through the public interface only. It uses at least one quota
-//! of every algorithm. It skips quotas that the limiter does not [support](Limiter::supports), and
-//! lists them in its [`Report`]. A limiter that supports no quota of the suite fails. The suite may
-//! become stricter in any release, because semantic versioning does not cover it.
+//! algorithms](crate::quota#guarantees) through the public interface only. The suite uses at least one
+//! quota of every algorithm. The suite skips quotas that the limiter does not
+//! [support](Limiter::supports), and lists them in its [`Report`]. A limiter that supports no quota of
+//! the suite fails. The suite may become stricter in any release, because semantic versioning does not
+//! cover it.
 //!
 //! `examples/custom_limiter.rs` is a limiter with one algorithm that passes the suite. The
 //! [guide](crate::guide::writing_a_backend) explains how to write a limiter.

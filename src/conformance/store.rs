@@ -30,8 +30,8 @@ const ROUNDS: usize = 20;
 /// Checks that a store keeps the contract of [`Store`]: versions, conflicts, all or nothing, values that stay, removal,
 /// repeated swaps, keys that look alike, rivals, and calls that are dropped or not polled. Expiry is not checked.
 ///
-/// The function writes keys that begin with `conformance:` and a number that is new in each call. Each key has a time
-/// to live of ten minutes. So the function may be called again on the same store, also concurrently.
+/// The function writes keys that begin with `conformance:` and a number that is new in each call. Each of these keys
+/// has a time to live of ten minutes. So the function may be called again on the same store, also concurrently.
 ///
 /// # Errors
 /// Returns the promises that were not kept.

@@ -7,8 +7,8 @@ use std::task::Poll;
 
 use super::subject::Subject;
 
-/// The state that concurrent tasks share. Each task holds an `Arc` of it until it ends, even if it
-/// panics or is dropped.
+/// The state that concurrent tasks share. Each task holds an `Arc` of this state until the task ends,
+/// even if the task panics or is dropped.
 struct Crowd<T> {
     begun: AtomicUsize,
     outputs: Mutex<Vec<T>>,

@@ -177,9 +177,9 @@ impl FleetChange {
         Self { target, value: None, lasting: None, seen: None }
     }
 
-    /// Makes a change from texts that a form or a program sent. `subject` is the network or the key. If the key is an
-    /// address, it is the key of that address, and otherwise the key of the text. Without a value, the change ends the
-    /// entry.
+    /// Makes a change from texts that a form or a program sent. `subject` is the network or the key. A text that is an
+    /// address stands for the key of that address, and any other text for the key of the text. Without a value, the
+    /// change ends the entry.
     ///
     /// # Errors
     /// Returns an error if the subject is missing or cannot be read, or if the kind has no subject.
@@ -268,7 +268,7 @@ pub struct FleetEntry {
     pub target: FleetTarget,
     /// The value as text.
     pub value: Arc<str>,
-    /// When the setting ends. `None` if it stays until an operator ends it.
+    /// When the setting ends. `None` if the setting stays until an operator ends it.
     pub until: Option<Timestamp>,
     /// The revision that set it.
     pub revision: u64,
@@ -292,7 +292,7 @@ impl FleetEntry {
 pub struct FleetAction {
     /// The revision that the action made.
     pub revision: u64,
-    /// A part of the version that the action made. It lets the process that acted find its action.
+    /// A part of the version that the action made. The process that acted finds its action by this tag.
     pub(super) tag: u64,
     /// The time of the action.
     pub at: Timestamp,

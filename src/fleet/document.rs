@@ -15,7 +15,7 @@ use super::error::{FleetError, FleetErrorKind};
 use super::words::{push_encoded, push_number, push_word, read_text, words};
 use crate::base::time::{Timestamp, Utc};
 
-/// The longest text in bytes. It is below the 945 kB of the largest value that a store accepts.
+/// The longest text in bytes. A store accepts values of up to 945 kB.
 pub(super) const TEXT_MAX: usize = 900_000;
 
 /// The maximum number of entries.
@@ -303,8 +303,8 @@ fn read_time(word: &str) -> Option<Option<Timestamp>> {
     if word == "-" { Some(None) } else { word.parse().ok().map(|us| Some(Timestamp::from_micros(us))) }
 }
 
-/// Returns the text of the entry before if it is equal, so that equal texts share memory. Most entries have one of a
-/// few texts.
+/// Returns the previous entry's text if both texts are equal, so that equal texts share memory. Most entries have
+/// one of a few texts.
 fn shared(text: Arc<str>, before: Option<&Arc<str>>) -> Arc<str> {
     before.filter(|before| **before == text).map_or(text, Arc::clone)
 }

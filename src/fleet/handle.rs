@@ -193,16 +193,16 @@ impl Fleet {
         [Some(known), unreadable].iter().flatten().for_each(|event| observer.on_fleet_event(event));
     }
 
-    /// Returns the mode with this name. It is `otherwise` unless an operator has set another mode. Only the fleet
-    /// may set this switch.
+    /// Returns the mode with this name. The mode is `otherwise` unless an operator has set another mode. Only the
+    /// fleet may set this mode switch.
     pub fn mode(&self, name: impl Into<Box<str>>, otherwise: Mode) -> ModeSwitch {
         let table = self
             .table(name.into(), FleetKind::Mode, || FleetTable::Mode { switch: ModeSwitch::new(otherwise), otherwise });
         if let FleetTable::Mode { switch, .. } = table { switch } else { ModeSwitch::new(otherwise) }
     }
 
-    /// Returns the quota with this name. It is `otherwise` unless an operator has set another quota. Only the fleet
-    /// may set this switch. The fleet ignores a quota that a layer's limiter does not support.
+    /// Returns the quota with this name. The quota is `otherwise` unless an operator has set another quota. Only
+    /// the fleet may set this quota switch. The fleet ignores a quota that a layer's limiter does not support.
     pub fn quota(&self, name: impl Into<Box<str>>, otherwise: Quota) -> QuotaSwitch {
         let table = self.table(name.into(), FleetKind::Quota, || FleetTable::Quota {
             switch: QuotaSwitch::new(otherwise),
@@ -257,8 +257,8 @@ impl Fleet {
     }
 
     /// Makes changes in all processes, either all of them or none. Returns the revision that the changes made. When
-    /// this method returns, the changes are in force in this process. In the other processes they are in force a
-    /// second later. The store also keeps `by` and `why`.
+    /// this method returns, the changes are in force in this process. In the other processes, the changes are in
+    /// force a second later. The store also keeps `by` and `why`.
     ///
     /// If other processes change something at the same time, this method makes its changes on top of theirs. If an
     /// answer is lost, the method finds out whether the changes were made. It returns within ten seconds.

@@ -67,7 +67,7 @@ impl Reporter {
         Ok(())
     }
 
-    /// Returns whether a report is of this process.
+    /// Returns whether this process made a report.
     pub(super) fn is_of(&self, report: &VersionedText) -> bool {
         report.version == self.process
     }

@@ -16,7 +16,7 @@ use crate::middleware::rule::{OverrideId, Overrides, QuotaSwitch};
 use crate::mode::{Mode, ModeSwitch};
 use crate::quota::Quota;
 
-/// A setting that the program got under a name. It follows the entries with that name.
+/// A setting that the program got under a name. The setting follows the entries with that name.
 #[derive(Clone)]
 pub(super) enum FleetTable {
     Mode {
@@ -54,8 +54,8 @@ pub(crate) trait FollowFleet: Send + Sync {
 pub(crate) struct FleetRuleSettings {
     /// The mode of each rule, by the rule's name.
     pub(crate) modes: BTreeMap<Box<str>, Mode>,
-    /// The overrides of each rule, by the rule's name. They follow the operators' settings by
-    /// themselves.
+    /// The overrides of each rule, by the rule's name. These overrides follow the operators' settings
+    /// by themselves.
     pub(crate) overrides: BTreeMap<Box<str>, Overrides<Quota>>,
     /// The clients that are always allowed or denied, if operators have set any. The list follows the
     /// operators' settings by itself.

@@ -8,8 +8,8 @@
 //!
 //! `examples/first_day.rs` is this program. Each further step of the first day takes one more line:
 //!
-//! * The program needs the features `axum` and `stats` of this crate. Besides axum and Tokio, it needs the crates
-//!   `tower`, `tower-http` (feature `cors`) and `serde_json`.
+//! * The program needs the features `axum` and `stats` of this crate. Besides axum and Tokio, the program needs
+//!   the crates `tower`, `tower-http` (feature `cors`) and `serde_json`.
 //! * Behind a proxy, use [`key::client_ip`](crate::key::client_ip) instead of `key::peer_ip`.
 //! * For a limit that several processes share, use
 //!   [`RedisLimiter::connect(url).await?`](redis_and_failures) instead of `MemoryLimiter::new()`.

@@ -46,10 +46,10 @@ impl Content {
         matches!(self, Self::Single(_))
     }
 
-    /// Returns whether a header with this content can be rendered after the decision. Then only the policy and
-    /// the [numbers](super::write::Numbers) of an allowed charge are available. A date cannot be rendered
-    /// later, because it is measured from the decision. The match names each content, so that the compiler
-    /// rejects a new content without an arm.
+    /// Returns whether a header with this content can be rendered after the decision. After the decision, only
+    /// the policy and the [numbers](super::write::Numbers) of an allowed charge are available. A date cannot
+    /// be rendered later, because it is measured from the decision. The match names each content, so that the
+    /// compiler rejects a new content without an arm.
     pub(super) fn is_of_numbers(self) -> bool {
         match self {
             Self::List(List::Limits | List::Policies | List::Nameless) | Self::RetryAfter | Self::RetryAfterMs => true,

@@ -42,9 +42,10 @@ use super::wait::{Jitter, Waits};
 ///
 /// * Remaining units are rounded down, and times are rounded up. A policy that refused is reported
 ///   with nothing remaining.
-/// * `Retry-After` is in whole seconds, at least 1: the longest wait of the policies that refused. It
-///   is absent if the request can never pass, because a cost is above its policy's capacity. It is also
-///   absent if no wait is known, as for a limit of [requests in flight](crate::Quota::concurrent).
+/// * `Retry-After` is in whole seconds, at least 1: the longest wait of the policies that refused.
+///   `Retry-After` is absent if the request can never pass, because a cost is above its policy's
+///   capacity. `Retry-After` is also absent if no wait is known, as for a limit of [requests in
+///   flight](crate::Quota::concurrent).
 /// * Redirects (3xx) carry only `Retry-After`, because the other headers could keep a client from
 ///   following them.
 /// * Headers that a response already has, from an inner layer or a handler, are merged. Headers that
@@ -69,7 +70,8 @@ pub struct Headers {
     pub(super) retry_after_ms: bool,
     pub(super) waits: Waits,
     pub(super) partition: Option<PartitionKey>,
-    /// The clock for dates. If it is `None`, dates follow the calendar time of the operating system.
+    /// The clock for dates. If the clock is `None`, dates follow the calendar time of the operating
+    /// system.
     pub(super) clock: Option<Arc<dyn Clock>>,
 }
 
@@ -104,15 +106,15 @@ impl Headers {
     /// * If the capacity refills within less than a second, `q` is the number of requests that pass in one
     ///   second: 50 per second with burst 10 is `q=50;w=1`.
     /// * If the capacity refills within less than half a second, `r` is the number of requests that pass in
-    ///   the next second if they are spread evenly. For example, it is `r=49;t=1` after a request against
-    ///   `Quota::gcra` of 50 per second. If a client sends these requests at once, most of them are refused.
-    ///   But an `r` of 0 would stop an obedient client for a second after each request, so that it would
-    ///   send only 1 of 50.
+    ///   the next second if they are spread evenly. For example, `r=49;t=1` is sent after a request against
+    ///   `Quota::gcra` of 50 per second. If a client sends all `r` requests at once, most of them are
+    ///   refused. But an `r` of 0 would stop an obedient client for a second after each request, so that it
+    ///   would send only 1 of 50.
     /// * Two parameters of this crate are more exact than whole seconds. `tower-ms` is `t` in milliseconds.
     ///   `tower-r` is the number of units that can pass at this instant, if `r` is more. The parameters are sent
-    ///   if the capacity refills within less than half a second. They are also sent if nothing remains and the
-    ///   effective window is shorter than 20 seconds and not a whole number of seconds. `client::ObeyLayer` reads
-    ///   these parameters. Other clients ignore them, as the draft requires.
+    ///   if the capacity refills within less than half a second. `tower-ms` is also sent if nothing remains and
+    ///   the effective window is shorter than 20 seconds and not a whole number of seconds. `client::ObeyLayer`
+    ///   reads these parameters. Other clients ignore `tower-ms` and `tower-r`, as the draft requires.
     /// * For a policy that refused, `t` is the wait, like `Retry-After`. `t` is absent if the request
     ///   can never pass.
     ///
@@ -121,9 +123,9 @@ impl Headers {
     /// # Quotas that refill within a second
     ///
     /// `t` and `Retry-After` are whole seconds, rounded up. A client that waits for a second whenever
-    /// nothing remains gets one burst per second. This is the whole quota for `50 per second`, a fifth
-    /// of it for `50 per second, burst 10`, and a thousandth of it for GCRA with 1,000 per second. So
-    /// draft 11's headers report more for quotas that refill within a second:
+    /// nothing remains gets one burst per second. One burst per second is the whole quota for `50 per
+    /// second`, a fifth of it for `50 per second, burst 10`, and a thousandth of it for GCRA with 1,000
+    /// per second. So draft 11's headers report more for quotas that refill within a second:
     ///
     /// | quota | after a request that took the last unit |
     /// |---|---|
@@ -131,9 +133,9 @@ impl Headers {
     /// | `Quota::per_second(50).burst(10)?` | `q=50;w=1` and `r=49;t=1;tower-r=0;tower-ms=20` |
     /// | `Quota::gcra(1_000, second)?` | `q=1000;w=1` and `r=999;t=1;tower-r=0;tower-ms=1` |
     ///
-    /// * If the capacity refills within less than half a second, a client that spreads `r` over `t`
-    ///   gets nearly the whole quota. A client that sends `r` requests at once is refused after the
-    ///   burst, as by any limiter with such a small burst.
+    /// * If the capacity refills within less than half a second, a client that spreads `r` requests
+    ///   over `t` seconds gets nearly the whole quota. A client that sends `r` requests at once is
+    ///   refused after the burst, as by any limiter with such a small burst.
     /// * [`ObeyLayer`](crate::guide::being_a_client) gets 95 % of each quota or more if it is the
     ///   only client of its key.
     /// * Refusals report only whole seconds. A refused client that returns within milliseconds would be
@@ -147,7 +149,7 @@ impl Headers {
     /// Sends `RateLimit-Policy: 100;w=60` and `RateLimit: limit=100, remaining=50, reset=5`, as in
     /// draft 07 (2023), and `Retry-After`.
     ///
-    /// `RateLimit` reports the policy that binds. Its `reset` is the time until the quota is full
+    /// `RateLimit` reports the policy that binds. The `reset` is the time until the quota is full
     /// again, or the wait after a refusal.
     #[must_use]
     pub fn draft_07() -> Self {
@@ -176,9 +178,9 @@ impl Headers {
     /// Servers encode the reset in different ways, so you have to choose an encoding.
     ///
     /// Older versions of `ratelimit-header-parser` (npm) read `RateLimit` first, and expect the format
-    /// of draft 07. They find no numbers in draft 11's `RateLimit`. If your clients use such versions,
-    /// do not send [`draft_11`](Self::draft_11) together with this format. Send this format alone, or
-    /// [`draft_07`](Self::draft_07).
+    /// of draft 07. Such versions find no numbers in draft 11's `RateLimit`. If your clients use such
+    /// versions, do not send [`draft_11`](Self::draft_11) together with this format. Send this format
+    /// alone, or [`draft_07`](Self::draft_07).
     #[must_use]
     pub fn x_rate_limit(reset: ResetEncoding) -> Self {
         Self::with(vec![
@@ -202,14 +204,14 @@ impl Headers {
     }
 
     /// Sends the headers of OpenAI's API: `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests` and
-    /// `x-ratelimit-reset-requests`, and the same for `tokens`. The reset is the time until the quota is
-    /// full again, as a duration: `12ms`, `1s`, `6m0s`. Refusals carry `Retry-After` and `retry-after-ms`,
-    /// because OpenAI's clients read the milliseconds first.
+    /// `x-ratelimit-reset-requests`, and the same headers for `tokens`. The reset is the time until the
+    /// quota is full again, as a duration: `12ms`, `1s`, `6m0s`. Refusals carry `Retry-After` and
+    /// `retry-after-ms`, because OpenAI's clients read the milliseconds first.
     ///
     /// The [unit](crate::Rule::unit) of a policy chooses its headers: `requests`, which is the default, or
     /// `tokens`. A policy with another unit is not reported. If several policies have one unit, the
-    /// headers report the policy that binds. This is the refusing policy with the longest wait, or if no
-    /// policy refused, the policy with the fewest remaining units.
+    /// headers report the policy that binds. The policy that binds is the refusing policy with the longest
+    /// wait, or if no policy refused, the policy with the fewest remaining units.
     ///
     /// ```
     /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -236,9 +238,9 @@ impl Headers {
     }
 
     /// Sends the headers of Anthropic's API: `anthropic-ratelimit-requests-limit`,
-    /// `anthropic-ratelimit-requests-remaining` and `anthropic-ratelimit-requests-reset`, and the same for
-    /// `tokens`, `input-tokens` and `output-tokens`. The reset is the instant at which the quota is full
-    /// again, as a date of RFC 3339: `2024-01-16T16:00:01Z`. Also sends `Retry-After`.
+    /// `anthropic-ratelimit-requests-remaining` and `anthropic-ratelimit-requests-reset`, and the same
+    /// headers for `tokens`, `input-tokens` and `output-tokens`. The reset is the instant at which the
+    /// quota is full again, as a date of RFC 3339: `2024-01-16T16:00:01Z`. Also sends `Retry-After`.
     ///
     /// The [unit](crate::Rule::unit) of a policy chooses its headers, as in [`openai`](Self::openai).
     #[must_use]
@@ -271,12 +273,12 @@ impl Headers {
     /// Adds the headers of `other`. Each format keeps its own settings: [when it is sent](Self::send), and
     /// which policies it reports ([`for_policy`](Self::for_policy), [`for_unit`](Self::for_unit)).
     ///
-    /// If both have a header, the header of `self` is sent. If `self` and `other` report different
-    /// policies by this header, no single-valued header of that format of `other` is sent, because
-    /// clients would read its numbers as numbers of one quota. [`check`](crate::RateLimitLayer::check)
-    /// then warns. `Retry-After` is sent if `self` or `other` sends it. The shorter of the two [longest
-    /// waits](Self::max_wait) is used. The jitter, the partition keys and the clock of `other` are each
-    /// used only if `self` does not set them.
+    /// If `self` and `other` have the same header, the header of `self` is sent. If `self` and `other`
+    /// report different policies with this header, no single-valued header of that format of `other` is
+    /// sent, because clients would read both formats' numbers as those of one quota.
+    /// [`check`](crate::RateLimitLayer::check) then warns. `Retry-After` is sent if `self` or `other`
+    /// sends it. The shorter of the two [longest waits](Self::max_wait) is used. The jitter, the
+    /// partition keys and the clock of `other` are each used only if `self` does not set them.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         let sends_millis = |headers: &Self| headers.retry_after && headers.retry_after_ms;
@@ -292,8 +294,8 @@ impl Headers {
         self
     }
 
-    /// Sets when the headers chosen so far are sent. This does not affect `Retry-After`, which is sent
-    /// on refusals.
+    /// Sets when the headers chosen so far are sent. `when` does not affect `Retry-After`, which is
+    /// sent on refusals.
     #[must_use]
     pub fn send(mut self, when: When) -> Self {
         for format in &mut self.formats {
@@ -302,10 +304,10 @@ impl Headers {
         self
     }
 
-    /// Makes the headers chosen so far report only policies with this name. It is the name of the
+    /// Makes the headers chosen so far report only policies with this name. `name` is the name of the
     /// [rule](crate::Rule::new), or a name that
-    /// [`RateLimitLayer::policies`](crate::RateLimitLayer::policies) returns. If no such policy applied to
-    /// a request, its response does not get these headers.
+    /// [`RateLimitLayer::policies`](crate::RateLimitLayer::policies) returns. If no policy with this name
+    /// applied to a request, the response does not get these headers.
     ///
     /// So each policy can have separate headers:
     ///
@@ -347,7 +349,7 @@ impl Headers {
     /// Makes the headers chosen so far report only policies with this [unit](crate::Rule::unit), such
     /// as `tokens`. A rule that sets no unit has the [default unit](crate::Policy::unit) of its quota,
     /// usually `requests`. In all other respects, this method is like [`for_policy`](Self::for_policy).
-    /// With both methods, headers report only policies with this name and this unit.
+    /// If both methods are called, headers report only policies with the given name and unit.
     #[must_use]
     pub fn for_unit(self, unit: impl Into<String>) -> Self {
         self.limited_to(&ScopeCondition::Unit(unit.into()))
@@ -371,10 +373,11 @@ impl Headers {
     /// clients.
     ///
     /// The maximum caps `Retry-After`, the `t` of a policy with nothing remaining, the drafts' `reset`
-    /// after a refusal, and gRPC's equivalents. It also caps resets with the meanings
-    /// [`NextUnit`](ResetMeaning::NextUnit) and [`Window`](ResetMeaning::Window) after a refusal. It
-    /// does not cap `t` if units remain, because `t` is then not a wait, and a smaller `t` would invite
-    /// a higher rate. A maximum below one second does not reduce waits in whole seconds below 1 s.
+    /// after a refusal, and gRPC's equivalents. The maximum also caps resets with the meanings
+    /// [`NextUnit`](ResetMeaning::NextUnit) and [`Window`](ResetMeaning::Window) after a refusal. The
+    /// maximum does not cap `t` if units remain, because `t` is then not a wait, and a smaller `t`
+    /// would invite a higher rate. A maximum below one second does not reduce waits in whole seconds
+    /// below 1 s.
     #[must_use]
     pub fn max_wait(mut self, max: Duration) -> Self {
         self.waits.limit_to(max);
@@ -390,10 +393,10 @@ impl Headers {
     }
 
     /// Sets the clock for resets that are dates: seconds or milliseconds since the epoch, RFC 3339 and HTTP dates. By
-    /// default it is the calendar time of the operating system, even if the limiter has another clock, because clients
-    /// compare dates with their own calendar. In tests, pass the [`ManualClock`](crate::clock::ManualClock) of the
-    /// limiter. On a target without an operating system, such as `wasm32-unknown-unknown`, set a clock, because the
-    /// default clock always shows 1970 there.
+    /// default the clock shows the calendar time of the operating system, even if the limiter has another clock,
+    /// because clients compare dates with their own calendar. In tests, pass the
+    /// [`ManualClock`](crate::clock::ManualClock) of the limiter. On a target without an operating system, such as
+    /// `wasm32-unknown-unknown`, set a clock, because the default clock always shows 1970 there.
     ///
     /// ```
     /// use std::time::Duration;
@@ -422,12 +425,13 @@ impl Headers {
     /// Sends the draft's partition key `pk` in the items of [`draft_11`](Self::draft_11)'s `RateLimit`.
     /// `name` returns the bytes of the partition key for a policy and the request's key.
     ///
-    /// By default no partition key is sent. This is the safe choice, because clients and all proxies
-    /// between can read a partition key. Never send the request's key itself if it is a secret or an
-    /// address. Never send its plain hash either, because the key can be guessed from the hash. Send a
-    /// public name, such as a tenant's, or a keyed hash (HMAC).
+    /// By default no partition key is sent. Sending no partition key is the safe choice, because
+    /// clients and all proxies in between can read a partition key. Never send the request's key itself
+    /// if it is a secret or an address. Never send the plain hash of such a key either, because the key
+    /// can be guessed from the hash. Send a public name, such as a tenant's, or a keyed hash (HMAC).
     ///
-    /// If `name` panics, the request is still served without `pk`, because it was already charged.
+    /// If `name` panics, the request is still served without `pk`, because the request was already
+    /// charged.
     ///
     /// ```
     /// use tower_ratelimit::{Headers, Key, Policy};
@@ -506,8 +510,8 @@ impl Headers {
         ))
     }
 
-    /// Returns the headers that report the wait of a refusal. The header in milliseconds comes first. It is merged with
-    /// a `Retry-After` that the response already has, before the layer's `Retry-After` is written.
+    /// Returns the headers that report the wait of a refusal. The header in milliseconds comes first. The milliseconds
+    /// are merged with a `Retry-After` that the response already has, before the layer's `Retry-After` is written.
     pub(super) fn waits(&self) -> impl Iterator<Item = Header> + use<> {
         let millis = (HeaderName::from_static(RETRY_AFTER_MS), Content::RetryAfterMs);
         let headers = [(millis, self.retry_after_ms), ((RETRY_AFTER, Content::RetryAfter), true)];
@@ -541,10 +545,11 @@ pub(super) struct Format {
     pub(super) headers: Vec<Header>,
     pub(super) when: When,
     pub(super) scope: Scope,
-    /// The header that reports the remaining units. It is stored separately because [`Headers::and`]
-    /// removes it from `headers` if an earlier format has it too.
+    /// The header that reports the remaining units. This header is stored separately because
+    /// [`Headers::and`] removes it from `headers` if an earlier format has it too.
     pub(super) remaining: Option<Header>,
-    /// A header that [`Headers::and`] removed because an earlier format reports other policies by it.
+    /// A header that [`Headers::and`] removed, because an earlier format reports other policies with
+    /// this header.
     pub(super) contested: Option<HeaderName>,
 }
 

@@ -58,7 +58,8 @@ fn units_within(quota: &Quota, time_us: u64) -> u64 {
 }
 
 /// The remaining units and the effective window, if these are known more exactly than `r` and `t` say. The
-/// parameters `tower-r` and `tower-ms` report them, because the drafts' parameters are in whole seconds.
+/// parameters `tower-r` and `tower-ms` report the exact numbers, because the drafts' parameters are in
+/// whole seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Precise {
     /// The units that can pass at this instant, if `r` is more.
@@ -71,7 +72,8 @@ pub(super) struct Precise {
 /// would get less than half of such a quota.
 const SHORT_REFILL_US: u64 = SECOND_US / 2;
 
-/// A window of at least this time is reported in whole seconds only, which lengthens it by less than a twentieth.
+/// A window of at least this time is reported in whole seconds only, which lengthens the window by less than a
+/// twentieth.
 const LONG_WINDOW_US: u64 = 20 * SECOND_US;
 
 /// Returns `r` and the more exact numbers for an allowed charge whose effective window is short or whose quota
@@ -120,7 +122,7 @@ pub(super) fn push_policy(text: &mut Text, policy: &Policy, advertised: Advertis
     }
 }
 
-/// Writes a policy's name or unit as a string. Both are printable ASCII, see [`Policy`].
+/// Writes a policy's name or unit as a string. Names and units are printable ASCII, see [`Policy`].
 fn push_string(text: &mut Text, name: &str) {
     text.push(b"\"");
     for byte in name.bytes() {

@@ -1,4 +1,5 @@
-//! Headers of usual refusals. They are laid out once, and each refusal gets a copy with its values.
+//! Headers of usual refusals. The headers of usual refusals are laid out once, and each refusal gets a
+//! copy with its values.
 //!
 //! Copying a header map does not hash the names again, and does not grow the map. The bench "layer,
 //! refused, header fields" shows the gain. Responses to requests that pass do not use a layout, because
@@ -20,7 +21,8 @@ pub(crate) struct RefusalLayout {
 
 impl PreparedHeaders {
     /// Lays out the headers of refusals with this status: first `headers`, and then the headers that
-    /// report quotas. No name may occur in both. Returns `None` for redirects, which get fewer headers.
+    /// report quotas. No header name may occur in both. Returns `None` for redirects, which get fewer
+    /// headers.
     pub(crate) fn lay_out_refusal(&self, mut headers: HeaderMap, status: StatusCode) -> Option<RefusalLayout> {
         if status.is_redirection() {
             return None;
@@ -32,8 +34,8 @@ impl PreparedHeaders {
         Some(RefusalLayout { headers, slots })
     }
 
-    /// Returns the headers of one refusal. They equal the headers that rendering without the layout
-    /// would give. Returns `None` if a header of the layout has nothing to report.
+    /// Returns the headers of one refusal. The result equals the headers that are rendered without a
+    /// layout. Returns `None` if a header of the layout has nothing to report.
     pub(crate) fn fill(&self, layout: &RefusalLayout, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderMap> {
         let mut headers = layout.headers.clone();
         for (value, slot) in headers.values_mut().zip(&layout.slots) {

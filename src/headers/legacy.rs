@@ -11,8 +11,9 @@ use super::reset::{ResetEncoding, ResetMeaning};
 /// Headers with names of your own, for clients that already expect these names. Each header is
 /// optional.
 ///
-/// If several policies apply, the headers report the policy that binds. This is the refusing policy
-/// with the longest wait, or if no policy refused, the policy with the fewest remaining units.
+/// If several policies apply, the headers report the policy that binds. The policy that binds is the
+/// refusing policy with the longest wait, or if no policy refused, the policy with the fewest remaining
+/// units.
 ///
 /// ```
 /// use tower_ratelimit::{
@@ -51,7 +52,8 @@ impl LegacyHeaders {
         self.with(name, Single::Limit)
     }
 
-    /// Sets the header of the remaining units, rounded down. Its value is 0 after a refusal.
+    /// Sets the header of the remaining units, rounded down. The value of this header is 0 after a
+    /// refusal.
     #[must_use]
     pub fn remaining(self, name: impl Into<String>) -> Self {
         self.with(name, Single::Remaining)

@@ -24,7 +24,7 @@
 //!    also replaces the headers of inner layers.
 //! 4. For a list with one item per policy, add a variant to `List`. Extend `constant_item` in `prepared.rs` to render
 //!    the items, and `src/base/fields.rs` to read the items that an inner layer wrote. Other code compares lists with
-//!    `==`: run `grep -n 'List::' src/headers/*.rs` to find it.
+//!    `==`: run `grep -n 'List::' src/headers/*.rs` to find this code.
 //! 5. `Content::is_of_numbers` in `content.rs` says whether the new content can be rendered after the decision, from
 //!    `limit`, `remaining`, `reset_us` and `window_us` alone. `Numbers` in `write.rs` keeps only these four numbers
 //!    of a decision. Return `false` if the content reads another part of the decision, or the clock.

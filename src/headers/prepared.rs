@@ -42,28 +42,28 @@ pub(crate) struct PreparedHeaders {
     pub(crate) is_silent_if_passed: bool,
     waits: Waits,
     partition: Option<PartitionKey>,
-    /// The clock for dates. It is read only for dates.
+    /// The clock for dates. This clock is read only for dates.
     pub(super) clock: Arc<dyn Clock>,
-    /// The limiter's clock. The limiter's calendar windows begin and end according to it.
+    /// The limiter's clock. The limiter's calendar windows begin and end according to this clock.
     windows_clock: Arc<dyn Clock>,
 }
 
-/// Headers that are sent together and report the same policies. These include at least one policy of
-/// the layer.
+/// Headers that are sent together and report the same policies. A format is prepared only if it reports
+/// at least one policy of the layer.
 #[derive(Debug)]
 pub(super) struct PreparedFormat {
     pub(super) when: When,
     /// The header whose value in the response is compared with the layer's value, to decide whose
     /// single values are sent.
     pub(super) remaining: Option<Header>,
-    /// For each policy of the layer, whether the headers report it. `None` if the headers report all
-    /// policies.
+    /// For each policy of the layer, whether the headers report the policy. `None` if the headers
+    /// report all policies.
     reported: Option<Box<[bool]>>,
     /// The indices of its headers.
     pub(super) headers: Range<usize>,
 }
 
-/// Those policies that applied to a request and that the headers of a format report.
+/// The policies that applied to a request and that the headers of a format report.
 pub(super) enum Reported<'v, 'p> {
     All(&'v [PolicyView<'p>]),
     These(SmallVec<[PolicyView<'p>; 4]>),
@@ -75,11 +75,12 @@ pub(super) struct PreparedHeader {
     pub(super) content: Content,
     /// The index of its format.
     pub(super) format: usize,
-    /// The constant text of each policy: its name, or the item of a list. For [limits](List::Limits), this is only
-    /// the beginning of the item. `None` if the name cannot be a header value, or if the item depends on a quota
-    /// that the request brings.
+    /// The constant text of each policy: its name, or the item of a list. For [limits](List::Limits), the text is
+    /// only the beginning of the item. `None` if the name cannot be a header value, or if the item depends on a
+    /// quota that the request brings.
     pub(super) items: Vec<Option<HeaderValue>>,
-    /// The header's value if all policies apply. Only lists of whole items have it.
+    /// The header's value if all policies apply. Only a header that is a list of whole items has this
+    /// value.
     all: Option<HeaderValue>,
 }
 

@@ -46,17 +46,17 @@ pub enum ResetEncoding {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ResetMeaning {
-    /// The instant at which one more unit could pass, which is now if units remain. After a refusal, it
-    /// is the instant at which the same request could pass. The header is absent if this instant is not
-    /// known, or if the request can never pass.
+    /// The instant at which one more unit could pass, which is now if units remain. After a refusal,
+    /// the reset is the instant at which the same request could pass. The header is absent if this
+    /// instant is not known, or if the request can never pass.
     NextUnit,
     /// The end of the [effective window](crate::limiter::ChargeDecision::effective_window), within which
     /// the remaining units may be used. The header is absent if this end is not known. After a refusal, the
     /// meaning is [`NextUnit`](Self::NextUnit).
     Window,
     /// The instant at which the quota is full again if nothing else is charged: the end of a fixed window, or the
-    /// instant at which a bucket is full. The header is absent if this instant is not known. It is also absent if a
-    /// refused request can never pass, because clients would read the header as a time to retry.
+    /// instant at which a bucket is full. The header is absent if this instant is not known. The header is also
+    /// absent if a refused request can never pass, because clients would read the header as a time to retry.
     #[default]
     Full,
 }

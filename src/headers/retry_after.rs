@@ -33,8 +33,8 @@ pub(super) fn write(headers: &mut HeaderMap, ours: Option<HeaderValue>, clock: &
 }
 
 /// Writes `retry-after-ms` with the longest wait: the layer's wait, or a wait in seconds or milliseconds that the
-/// response already has. This function is called before the layer's `Retry-After` is written, because that is
-/// rounded up.
+/// response already has. This function is called before the layer's `Retry-After` is written, because that header
+/// is rounded up.
 pub(super) fn write_millis(headers: &mut HeaderMap, ours: Option<HeaderValue>, clock: &dyn Clock) {
     let Some(ours) = ours else { return };
     let seconds = headers.get_all(RETRY_AFTER).iter().filter_map(|value| read(value, clock));

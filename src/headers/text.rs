@@ -1,4 +1,4 @@
-//! A writer of header values. It writes into a buffer on the stack, and then makes the value with at
+//! A writer of header values. The writer fills a buffer on the stack, and then makes the value with at
 //! most one allocation.
 
 use bytes::Bytes;

@@ -25,8 +25,8 @@ pub(crate) struct PolicyView<'a> {
 }
 
 impl PolicyView<'_> {
-    /// Returns the remaining units that are reported to clients. This is 0 after a refusal, because the
-    /// units that are left are not enough for the request.
+    /// Returns the remaining units that are reported to clients. The number is 0 after a refusal,
+    /// because the units that are left are not enough for the request.
     pub(super) fn remaining(&self) -> u64 {
         if self.refuses { 0 } else { self.decision.remaining() }
     }

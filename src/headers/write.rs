@@ -28,7 +28,7 @@ struct RenderedHeader {
     index: usize,
     /// The value of the header. `None` if the header has nothing to report.
     value: Option<HeaderValue>,
-    /// The remaining units of the policy that binds among those that the format reports.
+    /// The remaining units of the policy that binds among the policies that the format reports.
     remaining: u64,
 }
 
@@ -38,14 +38,14 @@ pub(crate) enum DueHeaders {
     /// The headers are rendered later, from the numbers of the only charge.
     Numbers(Numbers),
     /// Like `Numbers`, for a quota that the request brought, with its policy. The usual variant `Numbers` holds no
-    /// policy, because dropping a policy takes instructions (`benches/instructions`, "layer, allowed, header
+    /// policy, because dropping a policy costs instructions (`benches/instructions`, "layer, allowed, header
     /// fields").
     OwnNumbers(Numbers, Policy),
     Rendered(Box<Rendered>),
 }
 
-/// The numbers of an allowed charge that headers report. They take a third of the memory of the decision, and less
-/// than the headers. A content that reads more of a decision must return `false` from
+/// The numbers of an allowed charge that headers report. The numbers take a third of the memory of the decision,
+/// and less than the headers. A content that reads more of a decision must return `false` from
 /// [`is_of_numbers`](Content::is_of_numbers).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
@@ -148,7 +148,7 @@ impl PreparedHeaders {
     }
 
     /// Renders the headers of a response and adds them at once. The request passed, and only one policy applied to
-    /// it.
+    /// the request.
     fn add_view(&self, view: PolicyView<'_>, headers: &mut HeaderMap, status: StatusCode) {
         let picks = self.picks(status);
         let mut sent: SmallVec<[&PreparedHeader; 4]> = SmallVec::new();
@@ -213,7 +213,8 @@ impl PreparedHeaders {
         }
     }
 
-    /// Removes headers that describe the same quota as those that are sent, such as `X-RateLimit-Used`.
+    /// Removes headers that describe the same quota as the headers that are sent, such as
+    /// `X-RateLimit-Used`.
     fn remove_relatives(headers: &mut HeaderMap, sent: &[&PreparedHeader]) {
         let is_relative = |name: &HeaderName| {
             let mut singles = sent.iter().filter(|own| own.content.is_single());
@@ -254,8 +255,8 @@ fn replace(headers: &mut HeaderMap, name: &HeaderName, value: Option<HeaderValue
 }
 
 impl PreparedFormat {
-    /// Returns whether the single values of the response stay. They stay if the response has exactly
-    /// one readable value of `remaining`, and this value is at most the layer's.
+    /// Returns whether the single values of the response stay. The single values stay if the response
+    /// has exactly one readable value of `remaining`, and this value is at most the layer's.
     fn keeps_theirs(&self, headers: &HeaderMap, ours: u64) -> bool {
         let Some(remaining) = &self.remaining else { return false };
         let mut lines = headers.get_all(&remaining.name).iter();

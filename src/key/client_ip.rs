@@ -55,8 +55,8 @@ impl TrustedProxies {
         self.header_name().as_str()
     }
 
-    /// Returns the key that [`client_ip`] makes for a client. It is for servers that do not use the types of the
-    /// crate `http`.
+    /// Returns the key that [`client_ip`] makes for a client. This method is for servers that do not use the
+    /// types of the crate `http`.
     ///
     /// `peer` is the address at the other end of the connection. `values` are the values of each line of the
     /// [header](Self::header), in the order in which they arrived.
@@ -94,9 +94,9 @@ impl TrustedProxies {
 /// Returns the whole address of the client, for closures. Returns `None` if the client is unknown;
 /// see [`client_ip`].
 ///
-/// If a closure returns this `None`, the request has no key for the closure's rule. With
-/// [`MissingKey::Exempt`](crate::MissingKey::Exempt), a client could then escape the rule with a header
-/// that cannot be read. So use [`client_ip`] for keys.
+/// If a closure returns the `None` of this function, the request has no key for the closure's rule.
+/// With [`MissingKey::Exempt`](crate::MissingKey::Exempt), a client could then escape the rule with a
+/// header that cannot be read. So use [`client_ip`] for keys.
 #[must_use]
 pub fn client_address(proxies: &TrustedProxies, head: &Head<'_>) -> Option<IpAddr> {
     match find_client(proxies, head)? {

@@ -25,12 +25,13 @@ pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 
 /// Returns an extractor of a header's value: `key::header("x-api-key")`.
 ///
-/// The key is missing if the header is absent or empty. It is always missing if `name` is not a valid
-/// header name. Spaces around the value are ignored.
+/// The key is missing if the header is absent or empty. The key is always missing if `name` is not a
+/// valid header name. Spaces around the value are ignored.
 ///
 /// All requests with several headers of this name share one key, because the service may read another
-/// value than the charged value. The key of these requests is not missing. Otherwise a client could
-/// send its API key twice to escape a rule with [`MissingKey::Exempt`](crate::MissingKey::Exempt).
+/// value than the charged value. Requests with several headers are not treated as requests without a
+/// key. Otherwise a client could send its API key twice to escape a rule with
+/// [`MissingKey::Exempt`](crate::MissingKey::Exempt).
 ///
 /// A client can send any value. Unless an outer layer or a proxy checks the value, a client can invent
 /// a new value for each request. So add a limit by address.
@@ -53,8 +54,8 @@ pub fn header(name: &str) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + 
 /// Returns an extractor of the token of `Authorization: Bearer <token>`. The case of the scheme
 /// does not matter (RFC 9110 section 11.1).
 ///
-/// The key is missing if the header or the token is missing. All requests with several such headers
-/// share one key. The token is not checked; see [`header`].
+/// The key is missing if the header or the token is missing. All requests with several `Authorization`
+/// headers share one key. The token is not checked; see [`header`].
 ///
 /// ```
 /// use http::Request;
@@ -126,8 +127,8 @@ fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
     percent_encoding::percent_decode(text).into()
 }
 
-/// Returns an extractor of the request's method. A client can invent methods. The service refuses such
-/// methods, but each method is a new key.
+/// Returns an extractor of the request's method. A client can invent methods. The service refuses
+/// invented methods, but each method is a new key.
 ///
 /// ```
 /// use http::Request;
@@ -144,10 +145,10 @@ pub fn method() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 /// Returns an extractor of the request's host, in lower case, without a port and a dot at its end. The
 /// host is taken from the URI (HTTP/2), and otherwise from the `Host` header.
 ///
-/// The key is missing if neither has a host. All requests with several `Host` headers share one key.
-/// Requests whose URI and `Host` header have different hosts also share this key, because the service
-/// may read the other host. A client can send any host, so check the host against the hosts that you
-/// serve, or add a limit by address.
+/// The key is missing if neither the URI nor a `Host` header has a host. All requests with several
+/// `Host` headers share one key. Requests whose URI and `Host` header have different hosts share the
+/// same key, because the service may read the other host. A client can send any host, so check the host
+/// against the hosts that you serve, or add a limit by address.
 ///
 /// ```
 /// use http::Request;
@@ -164,8 +165,8 @@ pub fn host() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'stat
     }
 }
 
-/// Returns the request's host like [`host`], or the key to use instead if the host is ambiguous or
-/// missing.
+/// Returns the request's host like [`host`]. If the host is ambiguous or missing, returns the key to
+/// use instead, if there is one.
 pub(crate) fn host_of<'a>(head: &Head<'a>) -> Result<Cow<'a, [u8]>, Option<Key>> {
     let header = only(head.headers, &HOST).map(|value| named(without_port(value.as_bytes().trim_ascii())));
     let host = match (head.uri.host(), header) {
@@ -237,8 +238,8 @@ where
     move |head| Key::of((first(head), second(head)))
 }
 
-/// Returns an extractor of the first key, or of the second key if the first is missing. For example, it limits
-/// by user, and by address while a client has not logged in.
+/// Returns an extractor of the first key, or of the second key if the first is missing. For example, such an
+/// extractor limits by user, and by address while a client has not logged in.
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
@@ -281,8 +282,8 @@ impl IntoKey for Method {
     }
 }
 
-/// Returns the header's value if the request has exactly one such header, and otherwise the key to use
-/// instead.
+/// Returns the header's value if the request has exactly one such header. Otherwise returns the key to
+/// use instead, if there is one.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a HeaderValue, Option<Key>> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

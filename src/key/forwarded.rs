@@ -8,9 +8,9 @@ const PART_MAX: usize = 1_024;
 /// The parts of a text, from the right, without the whitespace around them: the entries of one line
 /// of a forwarding header, or the pairs of one entry.
 ///
-/// The iterator reads only the parts of the line that the caller asks for. So how an entry is read
-/// depends only on the entry and the text to its right. A client cannot change how an entry that a
-/// proxy appends is read.
+/// The iterator reads only the parts of the line that the caller asks for. So only the entry and the
+/// text to its right decide how the entry is read. A client cannot change how an entry that a proxy
+/// appends is read.
 ///
 /// A part that is too long, or whose quotes do not match, is returned as `None`. No further part
 /// follows it.

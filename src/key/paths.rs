@@ -34,9 +34,9 @@ pub fn original_path() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Syn
 /// Returns an extractor of the route that axum matched, such as `/users/{id}` (feature `axum`).
 ///
 /// In a `Router::route_layer` each request has a route. In a `Router::layer`, requests for unknown
-/// paths have no route. All of them share one key, and the router answers them with 404 until the
-/// allowance of this key is used up. A layer around the whole router runs before a route is matched, so
-/// all its requests share this key. The layer reports this as `key-never-found`.
+/// paths have no route. All requests for unknown paths share one key, and the router answers them with
+/// 404 until the allowance of this key is used up. A layer around the whole router runs before a route
+/// is matched, so all its requests share one key. The layer reports such a setup as `key-never-found`.
 ///
 /// ```
 /// # #[cfg(feature = "axum")] {
@@ -64,8 +64,8 @@ pub fn matched_route() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Syn
 /// Returns the URI as the client sent it, for conditions and closures.
 ///
 /// Inside axum's `Router::nest("/api", ..)`, a request's URI has no `/api`. With the feature `axum`
-/// this function returns the original URI (axum's `OriginalUri`). Otherwise it returns the request's
-/// URI.
+/// this function returns the original URI (axum's `OriginalUri`). Without the feature, this function
+/// returns the request's URI.
 ///
 /// ```
 /// use tower_ratelimit::{Quota, Rule, key};

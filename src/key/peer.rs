@@ -8,8 +8,8 @@ use crate::base::head::Head;
 
 use super::prefixes::{Prefixes, canonical};
 
-/// The address at the other end of the request's connection. A server other than axum's and tonic's has
-/// to insert a `PeerAddr` into each request's extensions, before the layer runs.
+/// The address at the other end of the request's connection. A server other than axum's and tonic's
+/// should insert a `PeerAddr` into each request's extensions, before the layer runs.
 ///
 /// ```
 /// use std::net::SocketAddr;

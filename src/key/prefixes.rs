@@ -7,7 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 ///
 /// The default is all 32 bits of IPv4 and 64 bits of IPv6. A single customer has at least a /64 with
 /// 2^64 addresses, so a limit for each IPv6 address would have no effect. Many customers have a /56 or
-/// a /48. To limit these, add a second, larger quota with `Prefixes::default().ipv6(48)?` to the layer.
+/// a /48. To limit such customers, add a second, larger quota with `Prefixes::default().ipv6(48)?` to
+/// the layer.
 ///
 /// Some IPv6 addresses stand for IPv4 addresses:
 ///
@@ -17,9 +18,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// | NAT64 (RFC 6052), `64:ff9b::192.0.2.1` | the IPv4 address in it, but stays IPv6: whole by default, not by its /64, which is all of IPv4 |
 /// | NAT64 with a prefix of your own, 6to4 (`2002::/16`), Teredo (`2001::/32`), `::192.0.2.1` | IPv6 |
 ///
-/// The addresses in the last row are not unwrapped, because the sender may not own the IPv4 address
-/// in them, or because its position is unknown. Clients that share a Teredo server or a NAT64 of
-/// your own share a key.
+/// The addresses in the last row are not unwrapped, because the sender may not own the IPv4 address in
+/// them, or because the position of the IPv4 address is unknown. Clients that share a Teredo server or
+/// a NAT64 of your own share a key.
 ///
 /// With the feature `serde`, prefixes are read and written as `{ipv4: 32, ipv6: 64}`.
 ///
@@ -69,8 +70,8 @@ impl Prefixes {
         Ok(Self { ipv6: within("IPv6", 32, bits, 128)?, ..self })
     }
 
-    /// Returns the first address of the group to which `address` belongs. This first address makes the
-    /// key.
+    /// Returns the first address of the group to which `address` belongs. The first address of the
+    /// group makes the key.
     #[inline] // a call would take longer than its answer
     #[must_use]
     pub fn group(&self, address: IpAddr) -> IpAddr {

@@ -75,7 +75,7 @@ pub(super) enum ForwardingHeader {
 }
 
 impl TrustedProxies {
-    /// Trusts this number of proxies. Each of them appends an address to `X-Forwarded-For`, or to the
+    /// Trusts this number of proxies. Each proxy appends an address to `X-Forwarded-For`, or to the
     /// header that another method chooses.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ const PARAMETERS_MAX: usize = 256;
 ///
 /// * The parameter is given twice, or as `name[…]`, which some servers read as `name`.
 /// * The value is not percent-encoded UTF-8, such as `%zz` or `%ff`.
-/// * The query has more than 8 KiB or 256 parameters. Such a query is not searched.
+/// * The query has more than 8 KiB or 256 parameters. A longer query is not searched.
 ///
 /// The case of names matters, and only `&` separates parameters. The value is not checked; see
 /// [`header`](super::header).

@@ -22,8 +22,8 @@ const INLINE: usize = 38;
 /// * The Rust type is not part of the key. A `String` makes the same key as its text, and `7_u64` the
 ///   same key as `7_i64`.
 ///
-/// A key may be a secret. So it has no `Display`, and its `Debug` prints only its length. [`display`](Self::display)
-/// returns its text.
+/// A key may be a secret. So a key has no `Display`, and its `Debug` prints only its length.
+/// [`display`](Self::display) returns its text.
 ///
 /// A key of up to 38 bytes, such as an address, an integer, or a text of 36 bytes, needs no allocation.
 /// A longer key needs one allocation.
@@ -56,7 +56,7 @@ struct Inline {
     len: u16,
 }
 
-/// The kind of a part of a key. It is stored before the part's length.
+/// The kind of a part of a key. The kind is stored before the part's length.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 pub(super) enum PartKind {
@@ -237,8 +237,8 @@ impl Eq for Key {}
 
 impl Hash for Key {
     /// Hashes a short key in words of 16 bytes. Each word takes one multiplication in the limiter in memory
-    /// (`benches/instructions`). The bytes after the end of the key are zeros. This is unambiguous, because each
-    /// part contains its length.
+    /// (`benches/instructions`). The bytes after the end of the key are zeros. The zeros are unambiguous,
+    /// because each part contains its length.
     #[inline(always)] // a call would keep the hash in memory
     fn hash<H: Hasher>(&self, state: &mut H) {
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u128::from_le_bytes);
@@ -356,8 +356,8 @@ pub trait IntoKey {
     fn into_key(self) -> Option<Key>;
 }
 
-/// Makes a key with one part. A short key is written in whole words, because hashing reads it in words right after
-/// that. If the bytes were written in other pieces, hashing would stall on store forwarding.
+/// Makes a key with one part. A short key is written in whole words, because hashing reads the key in words right
+/// after the writing. If the bytes were written in other pieces, hashing would stall on store forwarding.
 #[inline(always)]
 fn single(kind: PartKind, part: &[u8]) -> Key {
     if part.len() > INLINE - 2 {

@@ -56,8 +56,8 @@ impl<L: Limiter> Blocks<L> {
 
     /// Adds strikes to a key. Returns how long the key is now closed, or `None` if it is open. Strikes
     /// on a closed key do not prolong the block, unless the quota [counts
-    /// them](crate::quota::Quota::count_denied). But they count if earlier strikes are refunded: the
-    /// key stays closed if the strikes that are left would have closed it.
+    /// them](crate::quota::Quota::count_denied). But strikes on a closed key count if earlier strikes
+    /// are refunded: the key stays closed if the strikes that are left would have closed it.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -74,11 +74,11 @@ impl<L: Limiter> Blocks<L> {
         self.strike(key, self.policy.quota().limit()).await
     }
 
-    /// Closes a key for the time `lasting`. Returns how long the key is closed. This is longer than `lasting` if the
-    /// key was already closed for longer.
+    /// Closes a key for the time `lasting`. Returns how long the key is closed. The returned time is longer than
+    /// `lasting` if the key was already closed for longer.
     ///
-    /// The time is rounded up: to whole seconds up to 1,000 seconds, to minutes up to 1,000
-    /// minutes, to hours up to 1,000 hours, and then to days. It is at most 366 days.
+    /// The time is rounded up: to whole seconds up to 1,000 seconds, to minutes up to 1,000 minutes, to
+    /// hours up to 1,000 hours, and then to days. The time is at most 366 days.
     ///
     /// # Errors
     /// Returns the limiter's error.

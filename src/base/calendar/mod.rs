@@ -90,7 +90,7 @@ impl CalendarUnit {
 pub(crate) struct CalendarWindow {
     /// The first instant after it.
     pub(crate) end: u64,
-    /// The length of the window. This is the whole length, even if the window begins before 1970.
+    /// The length of the window. The length is whole even if the window begins before 1970.
     pub(crate) length: u64,
 }
 
@@ -167,8 +167,8 @@ impl Calendar {
         }
     }
 
-    /// Returns the first day of the window that begins in this month. Months are counted from January
-    /// of the year 0.
+    /// Returns the first day of the window that begins in a month. Months are counted from January of
+    /// the year 0.
     fn edge(self, month: i64) -> i64 {
         let (first, next) = (first_of_month(month), first_of_month(month + 1));
         (first + i64::from(self.first.max(1)) - 1).min(next - 1)
@@ -186,7 +186,7 @@ const MARCH_OF_0: i64 = 719_468;
 /// The number of days in 400 years, after which the calendar repeats.
 const ERA: i64 = 146_097;
 
-/// Returns the first day of this month. Months are counted from January of the year 0.
+/// Returns the first day of a month. Months are counted from January of the year 0.
 fn first_of_month(month: i64) -> i64 {
     // Counts years from March, so that the leap day is the last day of a year.
     let since_march = month - 2;
@@ -222,8 +222,8 @@ const LENGTH_BITS: u32 = 31;
 const _: () = assert!(4 * 366 * DAY_S < 1 << LENGTH_BITS, "every length fits");
 
 impl CalendarWindows {
-    /// Returns the windows of a calendar. This value is made once for each calendar and never freed, because
-    /// each zone has only 41 calendars.
+    /// Returns the windows of a calendar. A `CalendarWindows` is made once for each calendar and never
+    /// freed, because each zone has only 41 calendars.
     pub(crate) fn of(calendar: Calendar) -> &'static Self {
         static KNOWN: LazyLock<Mutex<HashMap<Calendar, &'static CalendarWindows>>> = LazyLock::new(Mutex::default);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -96,8 +96,8 @@ impl ObeyError {
     }
 }
 
-/// The beginning of an error's text. It shows at most 100 characters of the key, because keys may be
-/// long.
+/// The beginning of an error's text. The text shows at most 100 characters of the key, because keys may
+/// be long.
 struct Unsent<'a>(&'a Key);
 
 impl fmt::Display for Unsent<'_> {

@@ -93,7 +93,7 @@ impl<S: Service<Request<B>>, B> fmt::Debug for ObeyFuture<S, B> {
 }
 
 /// The future of the called service, with the visit of its request. `None` if an earlier poll already
-/// returned them.
+/// returned the future.
 type Gone<F> = Option<(F, Visit)>;
 
 /// The next step of a waiting request.
@@ -128,8 +128,8 @@ impl WaitStep {
     }
 }
 
-/// A request that waits. It holds a clone of the service, which is not made ready before the request
-/// may be sent.
+/// A request that waits. A waiting request holds a clone of the service, which is not made ready before
+/// the request may be sent.
 pub(super) struct WaitingRequest<S, B> {
     service: S,
     /// The request and its visit. `None` after the request was sent.

@@ -10,7 +10,7 @@ use crate::client::{Advice, PolicyAdvice};
 pub(in crate::client) struct Heard {
     /// Whether the server refused the request, because of a limit or because it is overloaded.
     pub(in crate::client) is_refusal: bool,
-    /// How long no request may be sent after the response, in microseconds.
+    /// The time after the response in which no request may be sent, in microseconds.
     pub(in crate::client) wait_us: Option<u64>,
     /// The number of requests that may be sent after this response, if the response says so.
     pub(super) left: Option<u64>,

@@ -81,9 +81,9 @@ const KEYS: usize = 10_000;
 /// # What a crowd gains
 ///
 /// In this simulation, 1,000 clients send as fast as they can for a minute, with a latency of 20 ms.
-/// They share a limit of 1,000 per second on a server of this crate (`tests/client/crowd.rs`). The
-/// guide [draws the results](crate::guide::being_a_client#the-crowd-drawn). Fairness is Jain's index,
-/// which is 1 if all clients send equally many requests.
+/// The clients share a limit of 1,000 per second on a server of this crate (`tests/client/crowd.rs`).
+/// The guide [draws the results](crate::guide::being_a_client#the-crowd-drawn). Fairness is Jain's
+/// index, which is 1 if equally many requests of each client pass.
 ///
 /// | the server sends | clients | refused | of the limit used | fairness | longest wait |
 /// |---|---|---|---|---|---|
@@ -95,7 +95,7 @@ const KEYS: usize = 10_000;
 /// | only `Retry-After` | one layer for all, which adapts | 2.9 % | 53.7 % | 1.00 | 3.1 s |
 /// | only `Retry-After` | a layer for each, which adapts | 25.2 % | 99.9 % | 0.27 | 58 s |
 ///
-/// * If responses say how many units remain, a shared layer sends exactly as many requests.
+/// * If responses say how many units remain, a shared layer sends exactly as many requests as remain.
 /// * Processes that share no state collide, even if each of them waits as it should. Give such
 ///   processes a shared [quota of their own](Self::own_quota).
 /// * If a server does not report what remains, clients either spare the server or use its whole limit,
@@ -110,23 +110,23 @@ const KEYS: usize = 10_000;
 /// | 429, 503, `RESOURCE_EXHAUSTED` or `UNAVAILABLE`, without any time | none is sent for one second, then two, and so on up to 60 seconds, until a request succeeds |
 /// | some requests remain | no more are sent until the next response |
 ///
-/// * A response applies to all requests with its [key](Self::key), which by default is the origin of
-///   the request.
+/// * A response applies to all requests that have the [key](Self::key) of its request. By default the
+///   key is the origin of the request.
 /// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. A wait of less
-///   than a second in a response that is not a refusal is not lengthened. Instead it is shortened by the shortest
-///   round trip that was measured, because the server began to count before its response left.
+///   than a second in a response that is not a refusal is not lengthened. Such a short wait is shortened by the
+///   shortest round trip that was measured, because the server began to count before its response left.
 /// * While nothing remains, only one request is in flight at a time. So a client cannot use all of a
 ///   quota that refills within less than a round trip: with a round trip of 20 ms, GCRA with 1,000 per
 ///   second passes 50 requests per second.
 /// * Requests are sent in the order in which they arrived. After a pause, the layer sends one request
-///   as a probe. If the response says what remains, the layer sends as many requests at once. Otherwise
-///   each success allows one more request in flight, so that the number doubles with each round trip.
-///   If no response arrives for ten seconds, the layer sends the next request anyway.
+///   as a probe. If the response says what remains, the layer sends as many requests at once as remain.
+///   Otherwise each success allows one more request in flight, so that the number doubles with each
+///   round trip. If no response arrives for ten seconds, the layer sends the next request anyway.
 /// * The [wait](Self::max_wait) of a request is bounded, and the [number of waiting
 ///   requests](Self::max_waiting) as well. A request that would have to wait longer fails at once, with
-///   an [`ObeyError`](super::ObeyError) that says how long.
-/// * The layer never retries. It reads only the heads of responses. If a gRPC status arrives in
-///   trailers, after messages, the caller has to pass its wait to [`pause`](Self::pause).
+///   an [`ObeyError`](super::ObeyError) that says how long the wait would be.
+/// * The layer never retries. The layer reads only the heads of responses. If a gRPC status arrives in
+///   trailers, after messages, the caller has to pass the status's wait to [`pause`](Self::pause).
 ///
 /// Put the layer inside the layer that follows redirects, because a redirect may lead to another origin.
 /// Put the layer outside of a concurrency limit, so that a waiting request holds no permit of that
@@ -136,8 +136,8 @@ const KEYS: usize = 10_000;
 ///
 /// A request locks the state of its key twice and the map of all keys once, each for a short time. A
 /// request that waits takes O(log n) if n requests wait for its key. If the layer remembers
-/// [`max_keys`](Self::max_keys) keys, making room for a new key takes O(n log n) for n keys. This frees
-/// an eighth of the keys, or only one key if nearly all keys are in use or paused.
+/// [`max_keys`](Self::max_keys) keys, making room for a new key takes O(n log n) for n keys. Making
+/// room frees an eighth of the keys, or only one key if nearly all keys are in use or paused.
 #[derive(Clone, Debug)]
 pub struct ObeyLayer {
     settings: Arc<ObeySettings>,
@@ -241,8 +241,8 @@ impl ObeyLayer {
     ///
     /// # Errors
     /// Returns an error if the limiter does not support a quota, or if the rule has an option that only servers
-    /// have. These are a mode, a block or a meter, a quota switch, quotas that requests bring, a settlement, a
-    /// warning, a setting for missing keys, and a limit of requests in flight.
+    /// have. Options that only servers have are a mode, a block or a meter, a quota switch, quotas that
+    /// requests bring, a settlement, a warning, a setting for missing keys, and a limit of requests in flight.
     pub fn own_quota(mut self, limiter: impl Limiter, quota: impl IntoRule) -> Result<Self, ConfigError> {
         let rule = quota.into_rule();
         let supported = rule.policies().iter().try_for_each(|policy| limiter.supports(policy.quota()));
@@ -277,7 +277,7 @@ impl ObeyLayer {
     }
 
     /// Sets how long a request may wait, by default 5 minutes. A request that would wait longer fails at
-    /// once. With zero no request waits. This does not bound how long the inner service takes to become
+    /// once. With zero no request waits. `max` does not bound how long the inner service takes to become
     /// ready, or how long the limiters of the [own quotas](Self::own_quota) take to answer.
     #[must_use]
     pub fn max_wait(mut self, max: Duration) -> Self {
@@ -296,9 +296,10 @@ impl ObeyLayer {
     /// Sets how many keys the layer remembers at a time, by default 10,000. Each takes about 500 bytes.
     ///
     /// For a new key beyond this number, the layer forgets the least recently used keys that are not
-    /// paused and have no request that waits or is in flight. If no key is such, the layer forgets one
-    /// key whose pause is longer than [`max_wait`](Self::max_wait), so that servers that name absurd
-    /// times cannot fill the table. If no key has such a pause either, the request fails.
+    /// paused and have no request that waits or is in flight. If all keys are paused or in use, the
+    /// layer forgets one key whose pause is longer than [`max_wait`](Self::max_wait), so that servers
+    /// that name absurd times cannot fill the table. If no key has such a pause either, the request
+    /// fails.
     #[must_use]
     pub fn max_keys(mut self, max: usize) -> Self {
         self.set().max_keys = max;
@@ -306,16 +307,16 @@ impl ObeyLayer {
     }
 
     /// Spaces requests evenly until the quota's reset while less than 20 percent of the quota remains. The
-    /// spacing between two requests is at most [`max_wait`](Self::max_wait). By default this is off: requests
-    /// are sent as they arrive, until nothing remains.
+    /// spacing between two requests is at most [`max_wait`](Self::max_wait). By default, requests are not
+    /// spaced: they are sent as they arrive, until nothing remains.
     #[must_use]
     pub fn pace(mut self, pace: bool) -> Self {
         self.set().paces = pace;
         self
     }
 
-    /// Adapts the rate to servers that do not say what remains. By default this is off, and a refusal by such a
-    /// server only pauses the key.
+    /// Adapts the rate to servers that do not say what remains. By default the rate is not adapted, and a
+    /// refusal by such a server only pauses the key.
     ///
     /// The first refusal sets the rate to half of the requests that succeeded in a second. Each later refusal halves
     /// the rate, at most once per round trip, down to one request per minute. Each success adds one request per
@@ -328,7 +329,7 @@ impl ObeyLayer {
     }
 
     /// Sets the clock from which the time until a date is measured if the response has no `Date`. By
-    /// default it is the calendar time of the operating system.
+    /// default the clock shows the calendar time of the operating system.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.set().clock = Arc::new(clock);

@@ -5,14 +5,15 @@
 //! in the line is sent when
 //!
 //! * the key is not paused, and the last request was sent long enough ago,
-//! * and the server is expected to admit it. This is the case if the last response said that units
-//!   remain, or if no request is in flight. If responses do not say what remains, it is also the case
-//!   while fewer requests are in flight than the window allows. Requests that were sent before the last
-//!   pause do not count as in flight, because they may hang for long.
+//! * and the server is expected to admit the request. A request is expected to be admitted if the last
+//!   response said that units remain, or if no request is in flight. If responses do not say what
+//!   remains, a request is also expected to be admitted while fewer requests are in flight than the
+//!   window allows. Requests that were sent before the last pause do not count as in flight, because
+//!   they may hang for long.
 //!
-//! So after a pause one request is sent as a probe. If its response says what remains, as many requests
-//! follow. Otherwise the window grows by one for each success: two requests follow, then four, then
-//! eight.
+//! So after a pause one request is sent as a probe. If the probe's response says what remains, as many
+//! requests follow as remain. Otherwise the window grows by one for each success: two requests follow,
+//! then four, then eight.
 use std::collections::BTreeMap;
 use std::task::Waker;
 
@@ -84,7 +85,8 @@ pub(super) struct KeyLine {
     turns: u64,
     /// The waiting requests, each with the latest instant at which it may be sent.
     waiters: WaitList<u64>,
-    /// The requests that have been released from the line but not polled since: their numbers by turn.
+    /// The numbers, by turn, of the requests that have been released from the line but not polled
+    /// since.
     granted: BTreeMap<u64, u64>,
     /// Whether requests ask the client's own quotas, one after the other, before they are sent.
     asks: bool,
@@ -225,7 +227,8 @@ impl KeyLine {
         self.wake_foremost(wakers);
     }
 
-    /// Records that a request got its units of the client's own quotas. The next request may ask then.
+    /// Records that a request got its units of the client's own quotas. After this, the next request in
+    /// the line may ask.
     pub(super) fn has_asked(&mut self, turn: u64, now_us: u64, wakers: &mut Wakers) {
         self.end_asking(turn);
         self.release(now_us, wakers);
@@ -393,8 +396,8 @@ impl KeyLine {
         self.wake_foremost(wakers);
     }
 
-    /// Removes the requests that would have to wait too long. Their deadlines are in the order of
-    /// their turns.
+    /// Removes the requests that would have to wait too long. The deadlines of requests are in the
+    /// order of their turns.
     fn dismiss(&mut self, wakers: &mut Wakers) {
         let earliest_us = self.earliest_us();
         while self.waiters.first().is_some_and(|(_, deadline_us)| *deadline_us < earliest_us) {

@@ -1,5 +1,5 @@
-//! Estimates the rate that a server admits if its responses do not say it, with additive increase and
-//! multiplicative decrease.
+//! Estimates the rate that a server admits, if the server's responses do not report it. The estimate
+//! uses additive increase and multiplicative decrease.
 //!
 //! The rate is stored as the interval between two requests, in microseconds.
 

@@ -75,7 +75,8 @@ impl ObeySettings {
         micros_floor(self.timer.now())
     }
 
-    /// Returns what a request takes from each own quota that applies to it.
+    /// Returns the units that a request takes from each of the client's own quotas that applies to the
+    /// request.
     pub(super) fn shares(&self, request: &Head<'_>) -> Vec<Share> {
         self.own.iter().enumerate().filter_map(|(at, own)| own.share(at, request)).collect()
     }

@@ -24,7 +24,7 @@ pub(super) struct LineTable(Mutex<HashMap<Key, SharedLine>>);
 
 impl LineTable {
     /// Returns the line of a key, and makes a new line for a new key. If there are already `most` lines,
-    /// a new key needs room. Returns `None` if no line can be forgotten to make room.
+    /// makes room for a new key. Returns `None` if no line can be forgotten to make room.
     ///
     /// To make room, forgets the least recently used lines that are not paused: an eighth of all lines, and at least
     /// one. If all lines are paused, forgets one line whose pause ends after `bound_us`. Never forgets a line that a
@@ -68,7 +68,7 @@ impl LineTable {
         lock(&self.0).remove(key);
     }
 
-    /// Returns the line of a key if it is known.
+    /// Returns the line of a key if the table has the line.
     pub(super) fn known(&self, key: &Key) -> Option<SharedLine> {
         lock(&self.0).get(key).cloned()
     }

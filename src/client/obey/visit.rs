@@ -33,8 +33,8 @@ enum Stage {
 }
 
 /// A request's visit to the line of its key, from its call to the head of its response. If the visit is
-/// dropped, the request leaves the line. Units that it took from the client's own quotas are refunded
-/// unless the service was called.
+/// dropped, the request leaves the line. Units that the request took from the client's own quotas are
+/// refunded unless the service was called.
 pub(super) struct Visit {
     settings: Arc<ObeySettings>,
     line: SharedLine,
@@ -103,8 +103,8 @@ impl Visit {
         Some(own.limiter.take(&charges.collect::<SmallVec<[Charge<'_>; 2]>>()))
     }
 
-    /// Processes the limiter's answer for a share. Returns `false` if the quota denied the charge. In this case the
-    /// shares that the request took from other quotas were refunded, and the request waits in the line again.
+    /// Processes the limiter's answer for a share. Returns `false` if the quota denied the charge. After a denial,
+    /// the shares that the request took from other quotas are refunded, and the request waits in the line again.
     pub(super) fn answered(&mut self, answer: OwnDecision, now_us: u64) -> Result<bool, ObeyError> {
         let at = self.taken;
         debug_assert!(at < self.shares.len(), "each answer belongs to a share that the request asked for");
@@ -198,8 +198,9 @@ impl Visit {
     }
 
     /// Records that the request is sent. If a pause has begun since the request left the line, puts the
-    /// request back into the line and returns `false`. It does this even if the pause is over.
-    /// Otherwise all requests that wait for the service would be sent at once after the pause.
+    /// request back into the line and returns `false`. The request goes back into the line even if the
+    /// pause is already over. Otherwise all requests that wait for the service would be sent at once
+    /// after the pause.
     pub(super) fn go(&mut self, now_us: u64) -> bool {
         debug_assert!(matches!(self.stage, Stage::MayGo(_)), "a request goes only once, and only if it may go");
         let Stage::MayGo(number) = self.stage else { return self.stage != Stage::Waits };
