@@ -210,7 +210,7 @@ impl<L: Limiter> Compiled<L> {
     /// accounts of paced bodies, and the warnings that were reported.
     pub(super) fn successor(&self, settings: Settings, has_new_rules: bool) -> Self {
         let next = Self::new(Arc::clone(&self.limiter), settings);
-        // The diagnostics of rules and access lists need the general plan.
+        // Only new rules get new diagnostics, because the watch over rules and lists needs the general plan.
         let diagnostics = if has_new_rules { &next.diagnostics } else { &self.diagnostics };
         Self {
             delays: self.delays.clone(),

@@ -525,7 +525,7 @@ impl AccountState {
                 held.units = want.min(free);
                 self.assigned += held.units;
             } else {
-                // A body joins the line if other bodies are in line, because no unit is free then.
+                // No unit is free while other bodies are in line, so the body joins the line.
                 self.join(body, want, now_us);
             }
         }
