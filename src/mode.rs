@@ -8,11 +8,11 @@ use crate::base::sync::{Mutex, contained, lock};
 use crate::error::labelled;
 
 labelled! {
-    /// Says how a rule treats a request that is over its quota, or that has no key where it needs one.
+    /// The treatment of a request that is over the quota of a rule, or that lacks the key which the rule needs.
     ///
-    /// The mode does not change how the quota decides: a policy that is alone in its layer makes the
-    /// same decisions in every mode. A request that passes is charged to every policy that has room for
-    /// it. A request that an enforcing policy refuses is charged to none.
+    /// The mode does not change how the quota decides: a policy that is alone in its layer makes the same decisions in
+    /// every mode. A request that passes is charged to every policy that has room for it. A request that an enforcing
+    /// policy refuses is charged to no policy.
     #[derive(Default)]
     Mode,
     /// Returns the label for metrics, logs and files.
@@ -26,9 +26,9 @@ labelled! {
         /// `Cache-Control: no-store` unless the service sets its own, so that no cache serves the
         /// reduced response to other clients.
         Degrade = "degrade",
-        /// The request passes as if the rule did not exist. Only the outcome reports it, with the kind
-        /// [`ShadowLimited`](crate::outcome::OutcomeKind::ShadowLimited). Headers do not report it, because clients
-        /// would slow down for a limit that is not enforced yet.
+        /// The request passes as if the rule did not exist. Only the outcome shows that the rule would have refused the
+        /// request, by the kind [`ShadowLimited`](crate::outcome::OutcomeKind::ShadowLimited). Headers do not report
+        /// the rule, because clients would slow down for a limit that is not enforced yet.
         Shadow = "shadow",
     }
 }
@@ -53,8 +53,8 @@ impl Mode {
     }
 }
 
-/// A [`Mode`] that can be switched while requests are served, by any clone. A switch loses no
-/// state, because every mode charges requests in the same way.
+/// A [`Mode`] that any clone can switch while requests are served. A switch loses no state, because
+/// every mode charges requests in the same way.
 ///
 /// A request that is being decided while the mode is switched may still use the previous mode. A request that waits in
 /// line for units of a [concurrency limit](crate::Quota::concurrent) passes at once if the new mode is milder than the
@@ -83,7 +83,7 @@ struct Switch {
     followers: Mutex<Vec<Weak<dyn FollowMode>>>,
 }
 
-/// Follows the changes of a mode. A [`ModeSwitch`] has only a weak reference to it.
+/// Follows the changes of a mode. A [`ModeSwitch`] holds only a weak reference to a follower.
 pub(crate) trait FollowMode: Send + Sync {
     /// Is called after the mode was changed. The caller holds no lock.
     fn mode_has_changed(&self);

@@ -51,8 +51,8 @@ labelled! {
         Abandoned = "abandoned",
         /// The request was over a quota and refused.
         Limited = "limited",
-        /// The request was refused because a [block](crate::Rule::block) has closed its key. The
-        /// refusal that closes the key also has this kind.
+        /// The request was refused because a [block](crate::Rule::block) has closed its key. A
+        /// refusal that closes the key also has the kind `Blocked`.
         Blocked = "blocked",
         /// The request was over the quota of a rule with a [meter](crate::Rule::overage), was metered,
         /// and passed.
@@ -94,12 +94,13 @@ impl OutcomeKind {
         self == Self::Limited
     }
 
-    /// Returns whether a limit has refused the request. An outer layer that refunds nested refusals then refunds it.
+    /// Returns whether a limit has refused the request. In that case, an outer layer that refunds nested refusals
+    /// refunds the request.
     pub(crate) fn is_refunded_outside(self) -> bool {
         matches!(self, Self::Limited | Self::Blocked)
     }
 
-    /// Returns whether the request reached a service: the inner one or the overflow.
+    /// Returns whether the request reached a service, which is the inner service or the overflow.
     #[must_use]
     pub fn passed(self) -> bool {
         match self {
@@ -169,8 +170,8 @@ impl Outcome {
         })
     }
 
-    /// Iterates over the policies whose quotas the request exceeded: those that refused it, and
-    /// those whose [`Mode`] let it pass.
+    /// Iterates over the policies whose quotas the request exceeded. Some of them refused the
+    /// request, and the [`Mode`] of others let it pass.
     pub fn exceeded(&self) -> impl Iterator<Item = &PolicyStatus> {
         self.policies.iter().filter(|status| status.is_exceeded())
     }
@@ -218,13 +219,14 @@ impl PolicyStatus {
         &self.policy
     }
 
-    /// Returns the cost of the request under this policy, even if it was not charged.
+    /// Returns the cost of the request under this policy, even if the request was not charged.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// Returns the units that the request took when it was decided. These units may be refunded or settled later.
+    /// Returns the units that the request took when it was decided. Later refunds and settlements do not change this
+    /// number.
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.taken
@@ -296,7 +298,7 @@ impl<'a> Observed<'a> {
         Self { outcome, request, keys: keys.collect() }
     }
 
-    /// Returns what was done with the request, and the status of each policy.
+    /// Returns what the middleware did with the request, and the status of each policy.
     #[must_use]
     pub fn outcome(&self) -> &'a Outcome {
         self.outcome
@@ -341,7 +343,7 @@ impl fmt::Debug for Observed<'_> {
     }
 }
 
-/// Sees what the middleware does and what happens to a limiter. Implement it for metrics and logs.
+/// Sees what the middleware does and what happens to a limiter. Implement this trait for metrics and logs.
 ///
 /// The methods run while a request is served, so they should be quick and must not block. An `Arc`
 /// of an observer is an observer, so layers can share one. [`Stats`](crate::guide::observing) is an
@@ -422,11 +424,11 @@ impl fmt::Debug for Observed<'_> {
 /// ```
 ///
 /// `Stats` does not count calls that you do not forward. The changelog says when a version adds a
-/// method to `Observer`. Then forward the new method, too.
+/// method to `Observer`. Forward such a method, too.
 ///
-/// Put such an observer into an `Arc` to set it on several layers. An `Arc` and its clones are one
-/// observer. Without the `Arc` each layer has an observer of its own, and a limiter that the layers
-/// share reports each event to each of these observers.
+/// Put such an observer into an `Arc` to set it on several layers. An `Arc` and its clones count as
+/// one observer. Without the `Arc` each layer has an observer of its own, and a limiter that the
+/// layers share reports each event to each of these observers.
 ///
 /// Two of the methods are called often: `on_limiter_event` with a
 /// [`StoreChecked`](crate::observe::LimiterEvent::StoreChecked) for each check of Redis or another
@@ -446,8 +448,8 @@ pub trait Observer: Send + Sync {
     /// the key that was charged, `taken` are the units that the request took, and `is_near` is the value of
     /// [`PolicyStatus::is_near`].
     ///
-    /// Return `true` if the observer does not need the [`Outcome`]. Then no outcome is made, which would take longer
-    /// than the usual decision, and `on_outcome` is not called. The default returns `false`.
+    /// Return `true` if the observer does not need the [`Outcome`]. For such a request the layer makes no outcome,
+    /// which would take longer than the usual decision, and does not call `on_outcome`. The default returns `false`.
     ///
     /// A layer may skip `on_allowed` and call only `on_outcome`.
     fn on_allowed(&self, policy: &Policy, key: &Key, taken: u64, is_near: bool) -> bool {
@@ -462,14 +464,14 @@ pub trait Observer: Send + Sync {
         setup_warning.report();
     }
 
-    /// Called when something other than an outcome happened in a layer. In a layer with a timer it is called twice for
-    /// each request that waits and for each body that has a pace.
+    /// Called when something other than an outcome happened in a layer. A layer with a timer calls this twice for each
+    /// request that waits and for each body that has a pace.
     fn on_layer_event(&self, event: &LayerEvent) {
         let _ = event;
     }
 
     /// Called when a request has taken units of a [concurrency limit](crate::Quota::concurrent). Return the current
-    /// time of a clock of your own. [`on_place_returned`](Self::on_place_returned) gets that value when the units are
+    /// time of your own clock. [`on_place_returned`](Self::on_place_returned) gets this time when the units are
     /// returned. The default returns zero.
     ///
     /// Places that are held without a layer, for example by [`MemoryLimiter::hold`](crate::MemoryLimiter::hold), are

@@ -27,8 +27,8 @@ pub(crate) const CONTENT_BYTES: &str = "content-bytes";
 ///
 /// A layer makes the policies of its rules; see [`RateLimitLayer::policies`]. Make a policy yourself only to ask a
 /// [limiter](crate::limiter::Limiter) directly. Policies with equal names and quotas share their states in a limiter.
-/// The exception is a quota without a name in a rule of [several](crate::Rule::all_of), which is stored by its place in
-/// the list. A policy is cheap to clone.
+/// The exception is a quota without a name in a rule with [several quotas](crate::Rule::all_of), whose states are
+/// stored by its place in the list. A policy is cheap to clone.
 ///
 /// ```
 /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
@@ -54,9 +54,9 @@ struct Inner {
     name_fingerprint: u64,
     /// The fingerprint of the name and the quota.
     fingerprint: u64,
-    /// The fingerprint of the name and of what the quota's states mean.
+    /// The fingerprint of the name and of the quota's options on which its states depend.
     state_fingerprint: u64,
-    /// The policy's item in a list of quotas, once it was rendered.
+    /// The policy's item in a list of quotas, after the item was first rendered.
     item: OnceLock<HeaderValue>,
     origin: Origin,
 }
@@ -98,8 +98,8 @@ impl Policy {
 
     /// Returns whether each request has a [quota of its own](crate::Rule::quota_from) under this name. The policy's
     /// quota is then only a placeholder, under which a layer looks up and resets a key without a request. Only the
-    /// policies of rules and layers return `true`. The policy of a charge has the request's quota, so it returns
-    /// `false`.
+    /// policies of rules and layers return `true`. The policy of a charge has the request's quota, so this method
+    /// returns `false` for it.
     #[must_use]
     pub fn has_quota_of_request(&self) -> bool {
         matches!(self.0.origin, Origin::OfRequests(_))
@@ -153,8 +153,8 @@ impl Policy {
     /// Makes one policy for each part of a rule.
     ///
     /// In a rule `api`, a part with a name is `api-burst` in headers and in the store. In headers, a part without a
-    /// name is named after its quota, such as `api-60-per-minute`. In the store, it is named after its place in the
-    /// list: `api`, then `api-quota-2`. So a part whose quota changes keeps its usage.
+    /// name is named after its quota, such as `api-60-per-minute`. In the store, a part without a name is named after
+    /// its place in the list: `api`, then `api-quota-2`. Therefore a part keeps its usage when its quota changes.
     pub(crate) fn each<P: Into<Part>>(
         name: &str,
         parts: impl IntoIterator<Item = P>,
@@ -308,8 +308,9 @@ impl Policy {
         self.0.fingerprint
     }
 
-    /// Returns the fingerprint of the name and of what the quota's states mean. Policies for which
-    /// this is equal read each other's states as their own. Valid in this process only.
+    /// Returns the fingerprint of the name and of the quota's options on which its states depend.
+    /// Policies with the same state fingerprint read each other's states as their own. Valid in
+    /// this process only.
     pub(crate) fn state_fingerprint(&self) -> u64 {
         self.0.state_fingerprint
     }
@@ -350,7 +351,7 @@ impl Policy {
     }
 }
 
-/// A quota of a [rule with several quotas](crate::Rule::all_of). It is a quota alone, or a pair of a name and a quota.
+/// A quota of a [rule with several quotas](crate::Rule::all_of), either alone or in a pair with a name.
 ///
 /// ```
 /// use tower_ratelimit::{Quota, Rule};
@@ -391,9 +392,9 @@ impl From<Quota> for Policy {
     /// `5-per-10-seconds-sliding-log`. If the words are longer than 128 characters, the name ends
     /// with their hash.
     ///
-    /// Two layers that share a limiter and have the same unnamed quota share its allowance. They
-    /// [warn](crate::setup_warning::SetupWarningKind::UnnamedQuota) unless both have clones of one
-    /// quota. To avoid that, name the rules with [`Rule::new`](crate::Rule::new).
+    /// Two layers that share a limiter and have the same unnamed quota share its allowance. The
+    /// layers [warn](crate::setup_warning::SetupWarningKind::UnnamedQuota) unless both have clones
+    /// of one quota. To avoid sharing, name the rules with [`Rule::new`](crate::Rule::new).
     fn from(quota: Quota) -> Self {
         Self::build(shortened(words(&quota), NAME_MAX), quota, None, None, Origin::Unnamed)
     }

@@ -12,7 +12,7 @@ use crate::base::time::Timestamp;
 pub struct RulesInForce {
     /// The number of times that the rules were replaced in this process.
     pub version: u64,
-    /// A hash of the rules' text. It has 48 bits, so that a metric can hold it exactly.
+    /// A hash of the rules' text with 48 bits, so that a metric can hold it exactly.
     pub hash: u64,
     /// The time of the calendar at which the rules came into force.
     pub loaded_at: Timestamp,
@@ -60,7 +60,8 @@ impl fmt::Debug for RulesReader {
     }
 }
 
-/// Hashes a text: FNV-1a of 64 bits, folded to 48. The hash of a text is the same in every process and version.
+/// Hashes a text with FNV-1a of 64 bits, folded to 48 bits. The hash of a text is the same in every process and
+/// version.
 #[cfg(any(feature = "rules", feature = "tokio", test))]
 pub(crate) fn hash(text: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);

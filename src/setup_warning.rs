@@ -28,24 +28,24 @@ labelled! {
     /// Returns the code for metrics and logs.
     as_str {
         /// Two nested layers with one limiter charged a request for the same policy and key. A layer
-        /// looks for this in its first 256 requests.
+        /// makes this check in its first 256 requests.
         ChargedTwice = "charged-twice",
         /// A request was forwarded (`X-Forwarded-For`, `Forwarded`), but the key of a rule is the address of the peer,
-        /// which is that of the proxy. Or a rule trusts proxies by their
+        /// which is the address of the proxy. This warning is also given if a rule trusts proxies by their
         /// [networks](crate::key::TrustedProxies::networks), and 32 forwarded requests came from outside of these
-        /// networks before the first came from a trusted proxy.
+        /// networks before the first request from a trusted proxy.
         ProxyNotTrusted = "proxy-not-trusted",
-        /// An access list allowed a forwarded request because of the address of its peer, which is a proxy. So the list
-        /// exempts every client of that proxy.
+        /// An access list allowed a forwarded request because of the address of its peer, which is a proxy. The list
+        /// therefore exempts every client of the proxy.
         ProxyAllowed = "proxy-allowed",
         /// Each of the first 32 requests that a rule applied to cost more than the rule's quota can ever allow. A layer
-        /// looks for this in its first 256 requests.
+        /// makes this check in its first 256 requests.
         NeverPasses = "never-passes",
         /// Two layers that share a limiter use the same policy name with different quotas that are not
         /// plans of one rule.
         TwoQuotas = "two-quotas",
-        /// Two layers that share a limiter have the same unnamed quota, so they share its allowance. This is not
-        /// reported for clones of a layer or of a policy, because they are meant to share the allowance.
+        /// Two layers that share a limiter have the same unnamed quota, so they share its allowance. Clones of a layer
+        /// or of a policy cause no warning, because they are meant to share the allowance.
         UnnamedQuota = "unnamed-quota",
         /// Two rules of a layer have one name, so the name of the second rule gets a
         /// [number](crate::RateLimitLayer::and). The number is part of the stored keys, so the rules swap the usage of
@@ -56,16 +56,18 @@ labelled! {
         /// as if the limiter had failed: see [`OnError`](crate::OnError).
         UnsupportedQuota = "unsupported-quota",
         /// A rule or an access list needs the address of the peer as its key, or to compare it with the networks of
-        /// trusted proxies, but the server does not provide that address. A layer detects this at the first request.
+        /// trusted proxies, but the server does not provide that address. A layer detects the missing address at the
+        /// first request.
         PeerUnknown = "peer-unknown",
         /// A rule's condition held for none of the first 1,000 requests.
         NeverApplies = "never-applies",
         /// None of the first 32 requests that a rule applies to had a key, or none of the first 1,000 such requests if
-        /// requests without a key are exempt. Or none of the first 1,000 requests had the key of an access list.
+        /// requests without a key are exempt. This warning is also given if none of the first 1,000 requests had the
+        /// key of an access list.
         KeyNeverFound = "key-never-found",
         /// The key of a rule is [`key::client_ip`](crate::key::client_ip), but the trusted proxies reported the client
-        /// of none of the first 256 requests. If the first 32 requests had a forwarding header, this is reported after
-        /// 32 requests.
+        /// of none of the first 256 requests. If the first 32 requests had a forwarding header, the warning is given
+        /// after these requests.
         ClientNotReported = "client-not-reported",
         /// A rule settles costs after the response, and its quota allows no debt.
         NoDebt = "no-debt",
@@ -80,7 +82,8 @@ labelled! {
         /// with a [wait](crate::Quota::max_wait), or a rule [paces](crate::Rule::pace_responses) bodies.
         NoTimer = "no-timer",
         /// A rule [paces](crate::Rule::pace_responses) bodies, but the capacity of its quota is less than the units
-        /// that pass in a hundredth of a second at its rate. So bodies are slower than that rate.
+        /// that pass in a hundredth of a second at its rate. The bodies are therefore slower than the rate of the
+        /// quota.
         SlowPace = "slow-pace",
         /// A layer has a timer, but no rule has a leaky queue or a concurrency limit with a wait, so no request waits.
         NoQueue = "no-queue",
@@ -89,15 +92,15 @@ labelled! {
         /// reports a cost although no rule settles by such a cost.
         NotSettled = "not-settled",
         /// Headers are never sent, because the layer has no policy with the [name](crate::Headers::for_policy) or the
-        /// [unit](crate::Headers::for_unit) that they report, and another policy has no headers. Or two families of
-        /// headers use one header name.
+        /// [unit](crate::Headers::for_unit) that they report, and another policy has no headers. This warning is also
+        /// given if two families of headers use one header name.
         HeadersUnsent = "headers-unsent",
         /// The headers of a response report so many policies that they have more than 8,192 bytes, which many proxies
         /// and clients do not accept.
         HeadersLong = "headers-long",
         /// A response switched protocols (101, or a success of `CONNECT`), but no handler had taken the
-        /// [`Place`](crate::limiter::Place) of its request. So the connection does not count for the [concurrency
-        /// limit](crate::Quota::concurrent).
+        /// [`Place`](crate::limiter::Place) of its request. The connection therefore does not count for the
+        /// [concurrency limit](crate::Quota::concurrent).
         NotHeld = "not-held",
         /// A rule has a setting that has no effect with its quota. Units of a [concurrency
         /// limit](crate::Quota::concurrent) are returned when the request ends, so a response neither settles nor
@@ -109,8 +112,8 @@ labelled! {
         NoEffect = "no-effect",
         /// A handler of axum has an argument of the type [`Outcome`](crate::observe::Outcome),
         /// [`Usage`](crate::middleware::Usage) or [`InFlight`](crate::middleware::InFlight), but the request has no
-        /// such value, so the client got the status 500. This is reported once for each of these types, on stderr or by
-        /// `tracing`. No observer gets this warning.
+        /// such value, so the client got the status 500. The warning is given once for each of these types, on stderr
+        /// or by `tracing`. No observer gets this warning.
         NotExposed = "not-exposed",
     }
 }

@@ -18,11 +18,11 @@ pub struct StoreLoad {
     pub oldest_wait: Duration,
     /// The number of calls that were sent and have no answer yet. One call can carry many checks.
     pub calls_in_flight: usize,
-    /// The smoothed duration of a call. `None` before the first answer.
+    /// The smoothed duration of a call to the store, or `None` before the first answer.
     pub call_time: Option<Duration>,
     /// The duration of the quickest call of the last five to ten seconds, including late answers, or `None` if no call
-    /// was answered. If this is near to [`call_time`](Self::call_time), the store is far away. If this is much shorter,
-    /// the store or the network is busy.
+    /// was answered. If the quickest call is nearly as long as [`call_time`](Self::call_time), the store is far away.
+    /// If the quickest call is much shorter, the store or the network is busy.
     pub quickest_call: Option<Duration>,
     /// The time after which a check without an answer fails.
     pub deadline: Option<Duration>,

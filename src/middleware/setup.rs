@@ -14,12 +14,12 @@ use crate::policy::Policy;
 use crate::quota::Algorithm;
 use crate::setup_warning::SetupWarningKind;
 
-/// The charges that outer layers made for a request. It is in the extensions of their first
-/// requests only.
+/// The charges that outer layers made for a request. Only the first requests of those layers have
+/// this extension.
 #[derive(Clone)]
 struct Earlier(Arc<HashSet<ChargedTo>>);
 
-/// A limiter, the name of a policy, and a key.
+/// The target of a charge: a limiter, the name of a policy, and a key.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct ChargedTo {
     limiter: usize,
@@ -87,8 +87,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns about a quota that a request brought to a rule, like about a rule's own quota. Warns less about
-    /// corrections after the response, because they may be meant for rates that other requests bring.
+    /// Warns about a quota that a request brought to a rule, like about a rule's own quota. Some corrections after the
+    /// response cause no warning here, because they may be meant for rates that other requests bring.
     pub(super) fn look_at_own_quota(&self, rule: usize, own: &Policy) {
         let Some(rule) = self.settings.rules.get(rule).map(BoundRule::rule) else { return };
         self.look_for_debt(rule, own);
@@ -172,8 +172,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns if a quota's capacity is less than its rate allows in 10 ms, because paced bodies are
-    /// then slower than the rate.
+    /// Warns if a quota's capacity is less than the units of its rate in 10 ms, because paced
+    /// bodies are then slower than the rate.
     fn look_for_slow_pace(&self, policy: &Policy) {
         let quota = policy.quota();
         let passes = u128::from(quota.limit()) * 10_000 / u128::from(quota.spec().period_us.max(1));
@@ -336,7 +336,8 @@ impl<L: Limiter> Compiled<L> {
         });
     }
 
-    /// Warns about waits without a timer, and about a timer without a wait.
+    /// Warns about quotas that let requests wait in a layer without a timer, and about a timer in a layer without such
+    /// quotas.
     fn look_for_timer(&self) {
         let charges = |at: &usize| self.pacing_rule(*at).is_none();
         let charged = || self.policies.iter().enumerate().filter(|(at, _)| charges(at)).map(|(_, policy)| policy);

@@ -18,7 +18,8 @@ pub(crate) struct SourcedRules {
     pub(crate) version: u64,
     pub(crate) rules: Vec<BoundRule>,
     pub(crate) lists: Vec<BoundList>,
-    /// Finds the rules that apply to a request, and their keys. It replaces the rules' own conditions and extractors.
+    /// The finder of the rules that apply to a request, and of their keys. The finder replaces the rules' own
+    /// conditions and extractors.
     pub(crate) finder: Option<Arc<dyn FindRules>>,
 }
 
@@ -47,10 +48,10 @@ impl SourcedRules {
 /// with the square of this number, and a client may choose the number.
 pub(crate) const FOUND_MAX: usize = 1_000;
 
-/// Finds the rules that apply to a request among many.
+/// Finds the rules that apply to a request among many rules.
 pub(crate) trait FindRules: Send + Sync {
-    /// Calls `found` with the index of each rule that applies, the key and the cost. Each rule has one policy, and no
-    /// linked policy. A rule may be found several times.
+    /// Calls `found` with the index of each rule that applies, the key and the cost. Each of the rules has one policy,
+    /// and no linked policy. A rule may be found several times.
     fn find(&self, head: &Head<'_>, found: &mut dyn FnMut(usize, Key, u64));
 }
 

@@ -3,8 +3,9 @@
 //! A request has one [`Ticket`]. The ticket owns the charges with the limiter's answers and receipts. Units that were
 //! taken are kept, refunded or settled only through the ticket.
 //!
-//! The ticket of a usual request lives on the stack of `RateLimit::call` alone: nothing is settled after the response.
-//! Only a request that waits, or whose charges are open until the response has come, holds its ticket for longer.
+//! The ticket of a usual request lives only on the stack of `RateLimit::call`, because no charge is settled after the
+//! response. Only a request that waits, or whose charges are open until the response has come, holds its ticket for
+//! longer.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -26,11 +27,11 @@ pub(super) struct Charged {
     /// The policy's index in the layer.
     pub(super) policy: usize,
     /// The policy of the request's own quota, or of the quota that replaced the rule's quota while the request waited
-    /// in line. If it is `Some`, it is used instead of the policy with the index.
+    /// in line. This policy, if any, is used instead of the policy at the index.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
     pub(super) cost: u64,
-    /// The mode of the policy's rule when the request came.
+    /// The mode of the policy's rule when the request arrived.
     pub(super) mode: Mode,
     pub(super) effect: Effect,
     /// The limiter's decision, or [`ChargeDecision::unasked`] before the limiter has answered.
@@ -49,12 +50,12 @@ impl Charged {
         self.own.as_ref().or_else(|| layer.policy(self.policy))
     }
 
-    /// Returns the policy for settling the charge.
+    /// Returns the policy under which the charge is settled.
     fn policy_now<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
         Some(layer.policy_now(self.policy_in(layer)?))
     }
 
-    /// Returns the policy for refunding the charge.
+    /// Returns the policy under which the charge is refunded.
     pub(super) fn policy_of_refunds<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
         Some(layer.policy_of_refunds(self.policy_in(layer)?))
     }
@@ -94,8 +95,8 @@ pub(super) fn is_strike<L>(layer: &Compiled<L>, charged: &Charged) -> bool {
 /// rule. No two charges have the same policy and key, because the policies of a layer differ by name.
 pub(super) type Charges = SmallVec<[Charged; INLINE]>;
 
-/// The charges of a request, and what is known about them. The ticket is plain data: if it is dropped, charges stay
-/// taken, except units of concurrency limits.
+/// The charges of a request, and the facts about them. The ticket is plain data: if it is dropped, charges stay taken,
+/// except units of concurrency limits.
 pub(super) struct Ticket {
     pub(super) kind: OutcomeKind,
     pub(super) charges: Charges,
@@ -109,7 +110,7 @@ pub(super) struct Ticket {
     pub(super) keyless: Option<Mode>,
     /// True if the request is refused because the server does not provide its peer's address.
     pub(super) lacks_peer: bool,
-    /// The units of concurrency limits that the request holds. They are returned when this value is dropped.
+    /// The units of concurrency limits that the request holds. When this value is dropped, the units are returned.
     pub(super) places: Option<Arc<dyn AnyPlaces>>,
     /// The policies that pace the bodies of the request and its response.
     pub(super) paced: PacedBodiesBy,
@@ -154,8 +155,8 @@ impl Drop for PacedBodiesBy {
 pub(super) struct PacedBy {
     /// The policy's index in the layer.
     pub(super) policy: usize,
-    /// The policy of the request's own quota. If it is `Some`, it is used instead of the policy
-    /// with the index.
+    /// The policy of the request's own quota, if it has a quota of its own. This policy is used
+    /// instead of the policy at the index.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
 }
@@ -187,7 +188,7 @@ impl Ticket {
         std::mem::replace(self, Self::new())
     }
 
-    /// Returns the charges that the limiter has answered: all or none.
+    /// Returns the charges that the limiter has decided: all charges, or none before the limiter's answer.
     pub(super) fn answered(&self) -> &[Charged] {
         if self.is_answered { &self.charges } else { &[] }
     }

@@ -20,8 +20,8 @@ impl Quota {
     /// As the only quota of a rule, a block is a limit such as "five attempts, then none for an
     /// hour". As the [block of a rule](crate::Rule::block), it counts the rule's refusals.
     ///
-    /// While a block lasts, a refund of the units that began it ends the block. So with
-    /// [`charge_when`](crate::Rule::charge_when) successful logins never close a key; see the
+    /// While a block lasts, a refund of the units that began the block ends the block. For example,
+    /// with [`charge_when`](crate::Rule::charge_when) successful logins never close a key; see the
     /// [guide](crate::guide::blocks_and_meters#blocks).
     ///
     /// ```
@@ -71,7 +71,7 @@ impl Quota {
 
     /// Makes each further block `factor` times as long as the previous one, but no longer than
     /// `longest`. A block counts as a further block if it begins within `memory` after the end of
-    /// the previous block. A key is remembered for that time.
+    /// the previous block. A key is remembered for the time `memory`.
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a block, the factor is 0 or above 1,000, a time is
@@ -100,8 +100,8 @@ impl Quota {
     ///
     /// A [rule](crate::Rule::overage) uses a meter to count the units beyond its quota. In memory
     /// the states of meters are never evicted, unless the limiter has [too many
-    /// quotas](crate::observe::LimiterEvent::TooManyQuotas). If there is no room for a new state,
-    /// its charge is denied.
+    /// quotas](crate::observe::LimiterEvent::TooManyQuotas). If there is no room for a new state of
+    /// a meter, the charge is denied.
     ///
     /// # Errors
     /// Returns an error if the limit or the retention is out of [range](Self#exactness-and-ranges).

@@ -21,7 +21,7 @@ const SECOND: u64 = 1_000_000;
 
 /// Says how much is allowed: `limit` units per `period`, an algorithm and its options.
 ///
-/// The short constructors make token buckets with continuous refill and a burst of `limit`:
+/// The short constructors, such as `per_minute`, make token buckets with continuous refill and a burst of `limit`:
 ///
 /// ```
 /// use tower_ratelimit::Quota;
@@ -44,8 +44,8 @@ const SECOND: u64 = 1_000_000;
 /// * Periods are from one microsecond to 366 days long, in whole microseconds.
 /// * A full bucket may take up to 2^48 µs (about 8.9 years) to drain.
 ///
-/// So rates are possible from one unit per 366 days to billions of units per second, and byte quotas up to terabytes
-/// per month. A quota outside of this range is an error when it is made, not when a request comes.
+/// These ranges allow rates from one unit per 366 days to billions of units per second, and byte quotas up to terabytes
+/// per month. A quota outside of these ranges is an error when the quota is made, not when a request comes.
 /// [`per_second`](Self::per_second), `per_minute`, `per_hour`, `per_day`, `per_calendar_month`,
 /// [`concurrent`](Self::concurrent) and [`unlimited`](Self::unlimited) cannot fail: a limit above the largest possible
 /// limit counts as the largest.
@@ -92,8 +92,8 @@ impl Quota {
         Self::token_bucket(limit, period)
     }
 
-    /// Makes a token bucket of one per `interval` with a burst of 1, so that there is at least
-    /// `interval` between two units.
+    /// Makes a token bucket of one unit per `interval` with a burst of 1, so that two units pass at
+    /// least `interval` apart.
     ///
     /// # Errors
     /// Returns an error if the interval is out of [range](Self#exactness-and-ranges).
@@ -173,7 +173,7 @@ impl Quota {
     /// or year. The quota is a [fixed window](Self::fixed_window) with the edges of the calendar, and has the options
     /// of a fixed window except [`anchor`](Self::anchor).
     ///
-    /// Its [`period`](Self::period) is the length of the longest window in UTC, such as 31 days.
+    /// The [`period`](Self::period) of the quota is the length of the longest window in UTC, such as 31 days.
     ///
     /// ```
     /// use tower_ratelimit::Quota;
@@ -223,9 +223,9 @@ impl Quota {
         Self::build(limit, period, Algorithm::SlidingWindow)
     }
 
-    /// Makes an exact log: never more than `limit` units in any trailing `period`. The state of a
-    /// key that has used all units needs memory for each unit of the limit. The limit is at most
-    /// 1,000,000.
+    /// Makes an exact log, in which no trailing `period` ever has more than `limit` units. The
+    /// state of a key that has used all units needs memory for each unit of the limit. The limit is
+    /// at most 1,000,000.
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges), or
@@ -269,8 +269,8 @@ impl Quota {
     /// * No header reports the quota, because clients have no limit to obey. If all quotas of a
     ///   request are unlimited, its response has no headers of the layer.
     /// * If a key changes from another quota to an unlimited one, its used units count for one to two minutes more. If
-    ///   a key changes from an unlimited quota to another one, it has used the units of the current minute. If these
-    ///   are more units than the other quota can remember, the key's requests are refused until the units no longer
+    ///   a key changes from an unlimited quota to another one, it has used the units of the current minute. If the key
+    ///   has used more units than the new quota can remember, its requests are refused until these units no longer
     ///   count.
     /// * To bill the usage, add a [meter](Self::meter) to the rule by
     ///   [`Rule::overage`](crate::Rule::overage), or read the statistics.
@@ -328,9 +328,9 @@ impl Quota {
     ///   that [pass at once](Self::delay_after). So call `delay_after` first. A shorter queue keeps its length. A
     ///   request that would have to wait longer is denied.
     /// * A request over a concurrency limit waits in line until units are free, in the order in which the requests of
-    ///   its key came. It is refused after it has waited for the given time, which is up to 366 days, rounded down to
-    ///   whole microseconds. With the default of zero, it is refused at once. Requests wait only in a layer with a
-    ///   [timer](crate::RateLimitLayer::delay). On Redis each process has its own line.
+    ///   its key came. The request is refused after it has waited for the given time, which is up to 366 days, rounded
+    ///   down to whole microseconds. With the default of zero, the request is refused at once. Requests wait only in a
+    ///   layer with a [timer](crate::RateLimitLayer::delay). On Redis each process has its own line.
     ///
     /// ```
     /// use std::time::Duration;
@@ -363,9 +363,9 @@ impl Quota {
     /// that is due, the first `n` units are not delayed, the next units are spaced, and units
     /// beyond the queue are denied.
     ///
-    /// A request of several units passes at once only if all its units do. So in any interval the
-    /// number of units that depart beyond the rate is at most `n + 1`, or the cost of one request
-    /// if that is more.
+    /// A request of several units passes at once only if all its units do. Therefore in any
+    /// interval the number of units that depart beyond the rate is at most `n + 1`, or the cost of
+    /// one request if that is more.
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a leaky queue, or `n` is more than its length.
@@ -427,8 +427,8 @@ impl Quota {
     /// Also counts denied requests, so that a client that keeps retrying stays denied.
     ///
     /// Denied requests fill a fixed window, or the current sub-window of a sliding window, up to
-    /// the limit. A log keeps the newest `limit` units. A block starts again with each denied
-    /// request.
+    /// the limit. A log keeps the newest units, at most `limit` of them. A block starts again with
+    /// each denied request.
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a window, a log or a block.
@@ -539,7 +539,7 @@ impl Quota {
     }
 
     /// Returns whether the quota's windows end at a date, so that the quota needs a clock that follows the calendar.
-    /// These are windows of a calendar, and windows of whole days since 1970.
+    /// Windows of a calendar and windows of whole days since 1970 end at a date.
     pub(crate) fn has_windows_of_dates(&self) -> bool {
         let is_of_days = self.spec.period_us % (DAY_S as u64 * 1_000_000) == 0;
         self.spec.calendar.is_some() || self.has_windows_of_epoch() && is_of_days
@@ -579,8 +579,8 @@ impl Quota {
 }
 
 impl Quota {
-    /// Returns the capacity that another quota of the same policy should be able to remember: 0 if this quota is
-    /// unlimited.
+    /// Returns the capacity that another quota of the same policy should be able to remember. Returns 0 if this quota
+    /// is unlimited.
     pub(crate) fn capacity_to_hold(&self) -> u64 {
         if self.is_unlimited() { 0 } else { self.capacity() }
     }
@@ -612,7 +612,7 @@ impl Quota {
 
     /// Returns whether a receipt of the other quota has the same meaning under this quota. The receipt of a bucket has
     /// the instant at which the units have drained. A receipt of a window or a log has the window in which the units
-    /// were counted. A receipt of a queue has the last departure at the queue's own rate.
+    /// were counted. A receipt of a leaky queue has the last departure at the queue's own rate.
     pub(crate) fn reads_receipts_of(&self, other: &Self) -> bool {
         let is_bucket =
             |Self { spec, .. }: &Self| spec.algorithm.is_bucket() && spec.algorithm != Algorithm::LeakyQueue;
@@ -627,8 +627,8 @@ impl Quota {
         &self.spec
     }
 
-    /// Returns a number that is equal for equal quotas. Valid in this process only; it is not
-    /// stored.
+    /// Returns a number that is equal for equal quotas. The number is valid in this process only,
+    /// and is not stored.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.fingerprint
     }

@@ -95,9 +95,9 @@ impl Calendar {
     /// `time-zones`, only `UTC` is known.
     ///
     /// The process reads the zone's rules from the system's database when it first names the zone. If the system does
-    /// not have the zone, it uses the rules that are built in. It keeps these rules until it ends. Processes that share
-    /// a limiter should have the same rules. If their rules differ, each process uses the edges of its own rules, and a
-    /// key may get its quota once more between two different edges of one window.
+    /// not have the zone, the process uses the rules that are built in. The process keeps the rules of a zone until it
+    /// ends. Processes that share a limiter should have the same rules. If their rules differ, each process uses the
+    /// edges of its own rules, and a key may get its quota once more between two different edges of one window.
     ///
     /// # Errors
     /// Returns an error if the zone is unknown.
@@ -142,7 +142,7 @@ fn not_an_option(option: &str, unit: CalendarUnit, of: &str) -> ConfigError {
 }
 
 impl fmt::Display for Calendar {
-    /// Prints it as a quota does: `month from day 15 in Europe/Berlin`.
+    /// Prints the calendar as the text of a quota does: `month from day 15 in Europe/Berlin`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.unit.as_str())?;
         match self.unit {

@@ -3,12 +3,13 @@
 //! # Guarantees
 //!
 //! Each algorithm is a pure function of quota, state, instant and cost, in integers. Property tests
-//! check these laws against an oracle that recomputes each decision from the full history. They
-//! hold on every backend. A concurrency limit has no clock: laws 4, 5 and 6 hold for it, and its
-//! wait is [unknown](crate::Wait::Unknown).
+//! check the following laws against an oracle that recomputes each decision from the full history.
+//! They hold on every backend. A concurrency limit has no clock: laws 4, 5 and 6 hold for it, and
+//! its wait is [unknown](crate::Wait::Unknown).
 //!
-//! 1. **Safety.** No interval admits more than the bound in the
-//!    [table](crate::guide::choosing_an_algorithm). Refunded units count as never taken.
+//! 1. **Safety.** In no interval are more units admitted than the bound in the
+//!    [table](crate::guide::choosing_an_algorithm). Refunded units count as if they had never been
+//!    taken.
 //! 2. **Liveness.** After a pause exactly the capacity passes at once. In the long run, the rate is
 //!    exactly the rate of the quota, without drift from rounding. There are two exceptions: sliding
 //!    windows follow their [`Oldest`] setting, and a bucket with burst 1 rounds its interval up to
@@ -17,8 +18,8 @@
 //!    every earlier instant and admitted at `now + d`, provided that nothing else was charged to
 //!    the key and its quota did not change.
 //! 4. **Refusals are free.** A refused request, a peek and a cost of 0 write nothing. There are two
-//!    exceptions. Quotas that count denied requests, blocks and meters write. A state that lies
-//!    further in the future than its quota allows is moved back.
+//!    exceptions. Quotas that count denied requests, blocks and meters write on a refusal. A state
+//!    that lies further in the future than its quota allows is moved back.
 //! 5. **Costs add up.** A cost of `n` is equal to `n` costs of 1 at one instant, of which all or
 //!    none are taken. A cost above the capacity is refused for good. Windows are half-open: a unit
 //!    is free again exactly one period later.
@@ -27,21 +28,21 @@
 //!    Afterwards the limit is never more permissive than if the charge had not been made, provided
 //!    that the newest charges of a key are refunded first. In another order, a bucket can be more
 //!    permissive, by fewer units than were refunded.
-//!    * A refund to a leaky queue has no effect while another request is queued behind it, because
-//!      that request has already been promised its departure. The limiter keeps such a refund, and
-//!      makes it after all requests behind it were refunded too, in any order.
+//!    * A refund to a leaky queue has no effect while a later request is in the queue, because the
+//!      later request has already been promised its departure. The limiter keeps such a refund, and
+//!      makes it after all later requests in the queue were refunded too, in any order.
 //!    * A limiter keeps at most 4,096 such refunds, where neighbours in a queue count as one.
 //!      Further refunds are lost. A refund is also lost if a request of another process is queued
-//!      behind it.
+//!      behind the refunded request.
 //!    * A refund of strikes opens the key that the strikes closed, unless the remaining strikes
 //!      would have closed it.
 //!    * A refund does not undo side effects of the request: a window that began with the request,
 //!      entries that the request displaced in a log that counts denied requests, and debt that was
 //!      forgotten because of the request.
-//! 8. **Clocks may step back.** Nothing panics, wraps or over-admits. If the clock steps back while a request is
-//!    decided, the time from before the step may still be used. After a step back a client may have to wait longer than
-//!    needed, by at most the time in which its bucket refills, or by one window. Forgetting an expired state changes no
-//!    decision.
+//! 8. **Clocks may step back.** A step back causes no panic and no overflow, and admits no additional units. If the
+//!    clock steps back while a request is decided, the time from before the step may still be used. After a step back a
+//!    client may have to wait longer than needed, by at most the time in which its bucket refills, or by one window.
+//!    Forgetting an expired state changes no decision.
 //!
 //! `remaining` is rounded down and every wait is rounded up.
 //!
@@ -72,22 +73,22 @@
 //!   amount, between any two algorithms: the share in use under the old quota, rounded up by less
 //!   than a unit of the new quota.
 //! * Until the state has been converted, a reported wait is computed at the new rate, but units are
-//!   still freed as under the old quota. So the reported wait can be too long or too short. A key
-//!   that has used 900 of 1,000 per hour and gets a plan of 10 per hour reads a wait of 89 hours,
-//!   and its next request passes after 54 minutes.
+//!   still freed as under the old quota. Therefore a reported wait can be too long or too short. A
+//!   key that has used 900 of 1,000 per hour and gets a plan of 10 per hour reads a wait of 89
+//!   hours, and its next request passes after 54 minutes.
 //! * If there are more used units than the new quota and its debt can hold, the old state stays
-//!   until enough units are freed under the old quota. Meanwhile requests are refused, and a forced
-//!   charge or a refund has no effect.
+//!   until enough units are freed under the old quota. While the old state stays, requests are
+//!   refused, and a forced charge or a refund has no effect.
 //! * No unit counts for longer than if it had been taken at the change, apart from rounding to the
 //!   edge of a window.
 //! * A sliding window that weighs its oldest sub-window keeps units of a bucket as a larger entry,
 //!   of which a part counts. If the key then gets a log, the whole entry counts, at most until one
-//!   period after the change. So the key may have to wait longer than under one quota, but it never
-//!   gets more units.
-//! * A refused request does not convert the used units, with one exception. It converts them if
-//!   they would be freed later than after two periods of the new quota, or later than the new
-//!   bucket can drain. Without this exception, a key that changes from a quota per day to a quota
-//!   per minute would wait for a day.
+//!   period after the change. Therefore the key may have to wait longer than under one quota, but
+//!   it never gets more units.
+//! * A refused request does not convert the used units, with one exception: the used units are
+//!   converted if they would be freed later than after two periods of the new quota, or later than
+//!   the new bucket can drain. Without this exception, a key that changes from a quota per day to a
+//!   quota per minute would wait for a day.
 //!
 //! ## Keys that change back and forth
 //!
@@ -98,18 +99,18 @@
 //!   and at least what the smaller plan passes, to within one unit. With a burst of 1, the key may
 //!   pass no more than under the smaller plan, because the last admitted request decides when the
 //!   next request may come.
-//! * **Blocks and meters.** The bounds for two limits hold for each round. Between two blocks, the
-//!   key takes at least the smaller plan's strikes and at most the larger plan's. A block begins
-//!   with the first request that finds enough strikes for its own plan, and lasts as long as that
-//!   plan says. No change of the plan shortens or prolongs the block.
+//! * **Blocks and meters.** The bounds for two limits hold for each round of a block or a meter.
+//!   Between two blocks, the key takes at least the smaller plan's strikes and at most the larger
+//!   plan's. A block begins with the first request that finds enough strikes for its own plan, and
+//!   lasts as long as that plan says. No change of the plan shortens or prolongs the block.
 //! * **Two algorithms, one limit and period.** In any interval the key passes at most the larger
-//!   capacity plus the units of the larger rate in that time. It passes at least a third of the
-//!   units that the smaller plan would admit from the requests made under that plan. It is better
-//!   to give such plans one algorithm.
+//!   capacity plus the units of the larger rate in that time. The key passes at least a third of
+//!   the units that the smaller plan would admit from the requests made under that plan. Plans
+//!   between which keys alternate should have one algorithm.
 //! * **Two periods.** When a request is admitted under the shorter period, units that were taken
-//!   before that period are forgotten. So a key that alternates between 10 per minute and 1,200 per
-//!   hour can take more than 1,200 in an hour. If both limits have to hold, charge each request to
-//!   both: [`Rule::all_of`](crate::Rule::all_of).
+//!   before that period are forgotten. For example, a key that alternates between 10 per minute and
+//!   1,200 per hour can take more than 1,200 units in an hour. If both limits have to hold, charge
+//!   each request to both quotas: [`Rule::all_of`](crate::Rule::all_of).
 //!
 //! # Ranges
 //!
@@ -123,7 +124,7 @@
 //! | periods, in whole microseconds | 1 µs | 366 days |
 //! | the time in which a full bucket drains | | 2^48 µs (8.9 years) |
 //!
-//! A quota outside of this range is an error when it is made, not when a request comes.
+//! A quota outside of these ranges is an error when the quota is made, not when a request comes.
 //! [`Quota::per_second`](crate::Quota::per_second), `per_minute`, `per_hour`, `per_day` and
 //! [`Quota::concurrent`](crate::Quota::concurrent) return no error: a limit above the largest
 //! possible limit counts as the largest.

@@ -1,4 +1,4 @@
-//! Printing quotas as text, and reading them from text.
+//! Prints quotas as text, and reads them from text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,8 +10,8 @@ use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX};
 use crate::base::calendar::{Calendar, CalendarUnit};
 use crate::error::{ConfigError, ConfigErrorKind, printable};
 
-/// The units of time, the longest first. Each has its length in microseconds, its name in printed
-/// text, and its names in parsed text.
+/// The units of time, the longest first. Each unit has its length in microseconds, its name in
+/// printed text, and its names in parsed text.
 const UNITS: [(u64, &str, &[&str]); 6] = [
     (86_400_000_000, "day", &["day", "days", "d"]),
     (3_600_000_000, "hour", &["hour", "hours", "hr", "h"]),
@@ -35,7 +35,7 @@ const UNLIMITED: &str = "unlimited";
 /// The number of bytes of a unit, and the name of the unit.
 type ByteUnit = (u64, &'static str);
 
-/// The units of bytes, the largest first. Their case matters, because `Mb` is a megabit.
+/// The units of bytes, the largest first. The case of a unit matters, because `Mb` is a megabit.
 const BYTES: [ByteUnit; 9] = [
     (1 << 40, "TiB"),
     (1_000_000_000_000, "TB"),
@@ -320,7 +320,7 @@ struct WordReader<'a> {
     written: Vec<&'a str>,
     /// The index of the next word.
     at: usize,
-    /// True if the limit has a unit of bytes. Then each number after an option must have such a unit.
+    /// True if the limit has a unit of bytes. In that case each number after an option must have a unit of bytes.
     in_bytes: bool,
 }
 
@@ -548,7 +548,7 @@ impl<'a> WordReader<'a> {
         Ok(())
     }
 
-    /// Reads the limit. The unit of the limit says what the quota counts.
+    /// Reads the limit. The unit of the limit decides whether the quota counts bytes.
     fn limit(&mut self) -> Result<u64, ConfigError> {
         let (number, unit) = self.number_and_unit("a limit")?;
         self.in_bytes = unit.is_some();

@@ -24,12 +24,13 @@ pub(crate) struct Spec {
     pub(crate) burst: u64,
     /// The maximum debt in units that forced charges may cause.
     pub(crate) debt: u64,
-    /// Whether the debt was set. Otherwise the debt of a rate limit is as large as its burst.
+    /// Whether the debt was set. If the debt was not set, the debt of a rate limit is as large as its burst.
     pub(crate) debt_is_chosen: bool,
     pub(crate) algorithm: Algorithm,
-    /// True if the quota counts and never refuses. Such a quota is a fixed window, and the count ends at its limit.
+    /// True if the quota counts and never refuses. A quota that never refuses is a fixed window, whose count ends at
+    /// its limit.
     pub(crate) unlimited: bool,
-    /// True if a unit is a byte. This changes only the text and the reported unit, not the decisions.
+    /// True if a unit is a byte. The unit changes only the text and the headers of the quota, not the decisions.
     pub(crate) in_bytes: bool,
     pub(crate) anchor: Anchor,
     /// The calendar whose windows a fixed window has, if any. The period is then the length of the longest window in
@@ -47,7 +48,7 @@ pub(crate) struct Spec {
     pub(crate) lasting: Lasting,
 }
 
-/// The lengths of blocks. For other algorithms all times are zero and the factor is 1.
+/// The lengths of blocks. For algorithms other than blocks all times are zero and the factor is 1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Lasting {
     pub(crate) length_us: u64,
@@ -82,7 +83,7 @@ labelled! {
         SlidingWindow = "sliding window",
         /// A log of every admitted request of one period.
         SlidingLog = "sliding log",
-        /// A number of strikes. After a key has used all of them, it is closed for a longer time.
+        /// A number of strikes. After a key has used all strikes, it is closed for a longer time.
         Block = "block",
         /// A counter for metering, which starts afresh only if it is reset or not used for its retention.
         Meter = "meter",
@@ -111,13 +112,14 @@ pub enum Oldest {
     Weighted,
     /// The oldest sub-window does not count.
     Dropped,
-    /// The oldest sub-window counts in full, so that no trailing period is above the limit. This lowers the rate: in
-    /// the long run the limit passes once in each period plus one sub-window. With one bucket, the rate is halved.
+    /// The oldest sub-window counts in full, so that no trailing period is above the limit. Counting the sub-window in
+    /// full lowers the rate: in the long run the limit passes once in each period plus one sub-window. With one bucket,
+    /// the rate is halved.
     Counted,
 }
 
 impl Algorithm {
-    /// Returns whether the algorithm limits the rate of requests. The units of a block are refusals, and those of a
+    /// Returns whether the algorithm limits the rate of requests. The units of a block are refusals, and the units of a
     /// meter are settled later. Units of a concurrency limit are freed when requests end.
     pub(crate) fn is_rate(self) -> bool {
         match self {
@@ -137,7 +139,7 @@ impl Algorithm {
         Self::ALL.iter().copied().filter(|algorithm| *algorithm != Self::Concurrency)
     }
 
-    /// Returns whether the used units are freed gradually, not all at once or each at its own time.
+    /// Returns whether the algorithm is a bucket, which frees used units gradually.
     pub(super) fn is_bucket(self) -> bool {
         match self {
             Self::TokenBucket | Self::StepBucket | Self::Gcra | Self::LeakyBucket | Self::LeakyQueue => true,
@@ -178,7 +180,7 @@ impl Spec {
         spec
     }
 
-    /// Sets the burst and the debt if they follow from the other numbers.
+    /// Sets the burst and the debt in those cases in which they follow from the other numbers.
     pub(super) fn settle(&mut self) {
         if self.limit == 0 {
             (self.burst, self.debt_is_chosen) = (0, false); // closed: no capacity and no debt

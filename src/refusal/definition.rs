@@ -71,8 +71,8 @@ impl<'a> Refusal<'a> {
 
     /// Returns the wait until the same request may pass, with the [jitter](crate::Headers::jitter) and the
     /// [cap](crate::Headers::max_wait) of reported waits. If the limiter failed, the wait is between 1 and 5 s and
-    /// depends on the client's key, so that not all clients retry at once. Otherwise it is [`Wait::None`] if no quota
-    /// refused.
+    /// depends on the client's key, so that not all clients retry at once. If the request was refused for another
+    /// reason than a quota or a failed limiter, the wait is [`Wait::None`].
     #[must_use]
     pub fn wait(&self) -> Wait {
         self.wait
@@ -116,18 +116,18 @@ impl fmt::Debug for Refusal<'_> {
 /// | the key is missing | 400 | `INVALID_ARGUMENT` (3) |
 /// | the limiter failed | 503, with a `Retry-After` of 1 to 5 s | `UNAVAILABLE` (14) |
 ///
-/// A body depends only on the policies that refused, on whether a wait can help, and on how much of a
-/// limit of requests in flight is held. Waits are in [`Headers`](crate::Headers). The format of the
-/// body is the server's choice and is not negotiated. Bodies and messages are for clients. Information
-/// for operators goes to the [`Observer`](crate::outcome::Observer) and to
-/// [`RateLimitLayer::check`](crate::RateLimitLayer::check).
+/// The body of a refusal depends only on the policies that refused, on whether a wait can help, and on how many units
+/// of a concurrency limit are held. Waits are in [`Headers`](crate::Headers). The format of the body is the server's
+/// choice and is not negotiated. Bodies and messages are for clients. Information for operators goes to the
+/// [`Observer`](crate::outcome::Observer) and to [`RateLimitLayer::check`](crate::RateLimitLayer::check).
 ///
 /// # Caches
 ///
-/// Every refusal has `Cache-Control: no-store`, in every protocol. Otherwise a cache could store the refusal and answer
-/// other clients with it. A responder's own `Cache-Control` is replaced. This cannot be switched off, because a refusal
-/// depends on a client and a moment that the cache does not know. Headers that overrule `Cache-Control` for some
-/// caches, such as `CDN-Cache-Control` or `X-Accel-Expires`, are not changed; a responder should not set them.
+/// Every refusal has `Cache-Control: no-store`, in every protocol. Without this header a cache could store the refusal
+/// and answer other clients with it. A responder's own `Cache-Control` is replaced. The header cannot be switched off,
+/// because a refusal depends on a client and a moment that the cache does not know. Headers that overrule
+/// `Cache-Control` for some caches, such as `CDN-Cache-Control` or `X-Accel-Expires`, are not changed; a responder
+/// should not set them.
 ///
 /// A refusal has the form of gRPC, with the status 200, only if the request is a gRPC request in
 /// every respect; see [`Protocol`].
@@ -185,7 +185,7 @@ pub struct Refusals {
 #[non_exhaustive]
 pub enum GrpcCode {
     /// 8, the code for quotas. Clients do not retry it automatically, except some clients that find a `RetryInfo` in
-    /// the details. It does not count as a server error.
+    /// the details. The code does not count as a server error.
     #[default]
     ResourceExhausted,
     /// 14, which most clients retry automatically, and which counts as a server error.
@@ -225,7 +225,7 @@ impl Refusals {
     /// });
     /// ```
     ///
-    /// [`Refusal`] has the reason and the wait. With `serde_json`, return `serde_json::json!({..}).to_string()`. This
+    /// [`Refusal`] has the reason and the wait. With `serde_json`, return `serde_json::json!({..}).to_string()`. `body`
     /// replaces a response that was set by [`with`](Self::with) or [`with_all`](Self::with_all).
     #[must_use]
     pub fn body<F, T>(self, body: F) -> Self
@@ -303,8 +303,9 @@ impl Refusals {
     /// # Ok(()) }
     /// ```
     ///
-    /// Do not use one status for all refusals: a client that an access list denies, or that is refused because the
-    /// limiter failed, would wait for a quota and retry. [`Refusal::default_response`] has the right status.
+    /// Do not use one status for all refusals. With the status for a quota, a client that an access list denies would
+    /// wait and retry, and so would a client that is refused because the limiter failed. [`Refusal::default_response`]
+    /// has the right status.
     #[must_use]
     pub fn with<F, B>(respond: F) -> Self
     where
@@ -328,7 +329,7 @@ impl Refusals {
 
     /// Sets the HTTP status for a request over a quota. The default 429 means that this client
     /// exceeded its quota. The status 503 suits limits that protect the server from all clients
-    /// together. It changes the problem's type to `temporary-reduced-capacity`.
+    /// together. With 503 the problem's type becomes `temporary-reduced-capacity`.
     ///
     /// The status should be that of an error (4xx or 5xx).
     #[must_use]
@@ -378,7 +379,7 @@ impl Refusals {
     }
 
     /// Sets whether gRPC and gRPC-Web requests are refused in gRPC's form, which has the HTTP status
-    /// 200. On by default. Switch it off in a service without gRPC. Then all refusals are plain
+    /// 200. On by default. Switch gRPC off in a service without gRPC. All refusals are then plain
     ///      HTTP, which gRPC clients cannot read, and your own response ([`with`](Self::with))
     ///      answers every refusal.
     #[must_use]

@@ -55,8 +55,8 @@ fn pushback_ms(wait: Duration) -> u64 {
     u64::try_from(millis).unwrap_or(1)
 }
 
-/// Encodes a `google.rpc.Status`. It has a `RetryInfo` if the wait is known, and a `QuotaFailure` if
-/// policies refused the request.
+/// Encodes a `google.rpc.Status`. The status has a `RetryInfo` if the wait is known, and a `QuotaFailure` if policies
+/// refused the request.
 pub(super) fn details(code: u8, message: &str, wait: Wait, outcome: &Outcome) -> Vec<u8> {
     let mut status = Message::default();
     status.integer(1, u64::from(code));

@@ -1,4 +1,4 @@
-//! Building the response to one refused request.
+//! Builds the response to one refused request.
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -27,8 +27,8 @@ const REDUCED_CAPACITY_TITLE: &str = "Request cannot be satisfied due to tempora
 #[derive(Debug)]
 pub(crate) struct PreparedRefusals {
     refusals: Refusals,
-    /// For each policy, the body if only this policy refuses. It is not used if the body has to say how many requests
-    /// are in progress, or that no wait helps.
+    /// For each policy, the body if only this policy refuses. A prepared body is not used if the body has to say how
+    /// many requests are in progress, or that no wait helps.
     limited: Vec<(Policy, Bytes)>,
 }
 
@@ -191,8 +191,8 @@ fn phrase(status: StatusCode) -> &'static str {
     status.canonical_reason().unwrap_or("Refused")
 }
 
-/// Forbids caches to store a refusal, because it is for one client at one moment. This replaces a
-/// responder's own `Cache-Control`.
+/// Forbids caches to store a refusal, because it is for one client at one moment. A responder's own
+/// `Cache-Control` is replaced.
 fn forbid_storing(headers: &mut HeaderMap) {
     let _ = headers.try_insert(CACHE_CONTROL, HeaderValue::from_static("no-store")); // a responder may fill the map
 }

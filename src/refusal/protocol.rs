@@ -8,9 +8,9 @@ use crate::base::head::Head;
 
 /// The protocol in which a client expects its answer.
 ///
-/// A gRPC refusal has the HTTP status 200, which a cache takes for a success. So only requests that
-/// are gRPC requests in every respect get such a refusal. A `Content-Type` alone is no proof,
-/// because any client can send it with a `GET`.
+/// A gRPC refusal has the HTTP status 200, which a cache takes for a success. Therefore only
+/// requests that are gRPC requests in every respect get a gRPC refusal. A `Content-Type` alone is
+/// no proof, because any client can send it with a `GET`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Protocol {
@@ -96,7 +96,7 @@ fn has_te_trailers(headers: &HeaderMap) -> bool {
 }
 
 /// Returns whether the client accepts the `-text` type, or `None` if it names neither the `-text` type nor the binary
-/// type. If a client gives one of these types the weight 0 and does not name the other type, it gets the other type.
+/// type. A client that gives one of the two types the weight 0, and does not name the other type, gets the other type.
 fn accepts_text(headers: &HeaderMap) -> Option<bool> {
     let ranges = headers.get_all(ACCEPT).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let kinds = ranges.take(MEMBERS_MAX).filter_map(|range| match of_type(range) {

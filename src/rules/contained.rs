@@ -1,5 +1,5 @@
 //! Finds rules whose quotas never refuse a request, because another rule applies to all of their requests and allows no
-//! more. It does not find every such rule, but each rule that it finds is one.
+//! more. The search does not find all rules that never refuse, but it finds no rule that could refuse.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,8 +13,8 @@ use crate::middleware::rule::{PathPattern, Segment};
 use crate::mode::Mode;
 use crate::quota::{Algorithm, Anchor, Quota};
 
-/// The maximum number of comparisons of two rules, or of two values such as networks, in one file. After that many
-/// comparisons, the search for warnings ends.
+/// The maximum number of comparisons of two rules, or of two values such as networks, in one file. After the maximum
+/// number of comparisons, the search for warnings ends.
 const STEPS_MAX: usize = 1_000_000;
 
 /// Returns a warning for each rule that is found never to refuse a request.

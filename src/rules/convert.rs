@@ -13,9 +13,9 @@ use crate::mode::Mode;
 
 /// Returns the rules of a file in Envoy's form as a file in the native form.
 ///
-/// The result is only a first draft. It lacks the settings that Envoy's routes define, and comments say what the
-/// program has to add. The keys `remote_address`, `path`, `method` and `host` become this crate's keys with these
-/// meanings. Other keys become names that the program [registers](super::RulesBuilder::key). Other values become
+/// The result is only a first draft. The converted file lacks the settings that Envoy's routes define, and comments say
+/// what the program has to add. The keys `remote_address`, `path`, `method` and `host` become this crate's keys with
+/// these meanings. Other keys become names that the program [registers](super::RulesBuilder::key). Other values become
 /// [actions](super::RulesBuilder::action).
 ///
 /// ```

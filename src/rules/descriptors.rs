@@ -64,9 +64,9 @@ impl DescriptorRequest {
 
     /// Charges a descriptor to a quota that the caller supplies, instead of the limit of the file.
     ///
-    /// Descriptors with equal entries share a counter, which is separate from the counters of the file. If they have
-    /// different quotas, the usage is converted as with [plans](crate::Rule::plans). If one request has two quotas for
-    /// equal entries, the first is used.
+    /// Descriptors with equal entries share a counter, which is separate from the counters of the file. If descriptors
+    /// that share a counter have different quotas, the usage is converted as with [plans](crate::Rule::plans). If one
+    /// request has two quotas for equal entries, the first is used.
     ///
     /// A [concurrency limit](Quota::concurrent) is always over, because no call reports the end of the request.
     pub fn charge_under(self, descriptor: Descriptor, quota: Quota) -> Self {
@@ -95,9 +95,9 @@ impl DescriptorRequest {
 /// Decides about descriptors with the limits of a file in Envoy's form, without an HTTP request. A server that speaks
 /// the protocol of Envoy's rate limit service needs this. Clones share everything.
 ///
-/// Every allowance is shared with the [layers](super::Rules::layer) that have the same rules and the same limiter. So a
-/// request counts whether it comes through Envoy or directly to the application. In two cases `DescriptorLimits`
-/// answers like Envoy's service and unlike a layer:
+/// Every allowance is shared with the [layers](super::Rules::layer) that have the same rules and the same limiter.
+/// Therefore a request counts whether it comes through Envoy or directly to the application. In two cases
+/// `DescriptorLimits` answers like Envoy's service and unlike a layer:
 ///
 /// * A descriptor without hits is over its limit if nothing remains.
 /// * A refused charge of several hits uses up a fixed window that has fewer units left than hits.
@@ -164,9 +164,9 @@ impl<L: Limiter> DescriptorLimits<L> {
 
     /// Decides about all descriptors of a request together.
     ///
-    /// * A request is over the limit if one of its descriptors is over its limit. Then no descriptor is charged, except
-    ///   that a fixed window with fewer units left than hits is used up, as in Envoy's service.
-    /// * A descriptor without hits only looks. It is over its limit if no unit remains.
+    /// * A request is over the limit if one of its descriptors is over its limit. For such a request no descriptor is
+    ///   charged, except that a fixed window with fewer units left than hits is used up, as in Envoy's service.
+    /// * A descriptor without hits only looks. Such a descriptor is over its limit if no unit remains.
     /// * A limit in shadow mode counts but is never exceeded.
     /// * If several descriptors are charged to one counter, their hits are added up.
     ///
@@ -206,7 +206,7 @@ fn head() -> Parts {
     head
 }
 
-/// A request without a decision. When it is dropped, the observer sees the request's outcome.
+/// A request without a decision. When the value is dropped, the observer sees the request's outcome.
 struct Undecided<'a> {
     observer: Option<&'a dyn Observer>,
     kind: OutcomeKind,
@@ -257,8 +257,8 @@ impl<L: Limiter> Core<L> {
     /// Uses up the windows that have fewer units left than a refused charge needed. Envoy reports tokens after they
     /// were spent, so a counter that lacks tokens must be over its limit at the next look.
     ///
-    /// This is a second call to the limiter, and a window may have ended since the first call. In that case, the charge
-    /// is refunded to the new window.
+    /// The charge is made by a second call to the limiter, and a window may have ended since the first call. If a
+    /// window has ended, the charge is refunded to the new window.
     async fn use_up(&self, plan: &mut Plan, charges: &[usize]) -> Result<(), L::Error> {
         let falls_short = |at: &&usize| plan.counters.get(**at).is_some_and(DescriptorCounter::falls_short);
         let short: Vec<usize> = charges.iter().filter(falls_short).copied().collect();
@@ -285,8 +285,8 @@ impl<L: Limiter> Core<L> {
         self.limiter.refund(too_late).await
     }
 
-    /// Refunds hits that have no receipts. To get a receipt, it takes one forced unit, and then refunds that unit and
-    /// the hits with the receipt.
+    /// Refunds hits that have no receipts. One forced unit is taken to get a receipt, and this unit and the hits are
+    /// then refunded with the receipt.
     async fn refund(&self, plan: &Plan) -> Result<(), L::Error> {
         let refunded: Vec<&DescriptorCounter> = plan.counters.iter().filter(|counter| counter.refunded > 0).collect();
         if refunded.is_empty() {
@@ -536,7 +536,7 @@ impl DescriptorAnswer {
         &self.statuses
     }
 
-    /// Returns the outcome as an observer of a layer would see it. It has each counter once.
+    /// Returns the outcome as an observer of a layer would see it. The outcome has each counter once.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
@@ -579,8 +579,8 @@ pub struct DescriptorStatus {
 }
 
 impl DescriptorStatus {
-    /// Returns whether the descriptor is over its limit. If it is not, another descriptor may still have refused the
-    /// request.
+    /// Returns whether the descriptor is over its limit. A request can be refused because of another descriptor,
+    /// although this descriptor is not over its limit.
     #[must_use]
     pub fn is_over_limit(&self) -> bool {
         self.limit.as_ref().is_some_and(PolicyStatus::refuses)

@@ -19,11 +19,11 @@ const DEPTH_MAX: usize = 32;
 
 const NODES_MAX: usize = 250_000;
 
-/// The maximum number of bytes of all texts together. A file without aliases cannot reach this bound.
+/// The maximum number of bytes of all texts together, which only a file with aliases can reach.
 pub(super) const TEXTS_MAX: usize = 2 * BYTES_MAX;
 
-/// The maximum number of the characters `[]{},?:` in a file. They separate the tokens of a list in brackets, and the
-/// parser holds all these tokens at once.
+/// The maximum number of the characters `[]{},?:` in a file. These characters separate the tokens of a list in
+/// brackets, and the parser holds all tokens of such a list at once.
 const SEPARATORS_MAX: usize = 200_000;
 
 /// A value and its position.
@@ -157,7 +157,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
 }
 
 /// Says what is wrong with a text that is not YAML, and how to fix it. The parser's own messages name productions of
-/// the grammar, and may change with any version. So words in these messages only select one of our own messages.
+/// the grammar, and may change with any version. Therefore words in the parser's messages only select one of our own
+/// messages.
 fn not_yaml(info: &str) -> &'static str {
     const INDENTED: &str = "the line does not fit the lines before it: indent lines that belong together equally, and \
                             write a space after the colon of `name: value`";

@@ -16,7 +16,7 @@ const PROBLEMS_MAX: usize = 100;
 /// bounded because a file can have very many templates, and very many names that do not exist.
 const COMPARED_MAX: usize = 20_000_000;
 
-/// The error of a file of rules. It has the problems of the file, in the order of their positions.
+/// The error of a file of rules. The error has the problems of the file, in the order of their positions.
 ///
 /// The text of the error has for each problem `file:line:column: message`, the line itself, and a
 /// mark below the position. If the rules are not from a file, `file:` is missing.
@@ -98,8 +98,8 @@ impl RulesError {
     }
 
     /// Returns the unregistered names that the rules use, if the error is from
-    /// [`RulesBuilder::check`](super::RulesBuilder::check). These names are not among the problems. Names in rules that
-    /// could not be read may be missing.
+    /// [`RulesBuilder::check`](super::RulesBuilder::check). Unregistered names are not among the problems of a check.
+    /// Names in rules that could not be read may be missing.
     #[must_use]
     pub fn unregistered(&self) -> &[UnregisteredName] {
         &self.unregistered
@@ -217,8 +217,8 @@ impl<'a> Problems<'a> {
         self.names.insert((kind, name.into()), found);
     }
 
-    /// Returns the known word that is probably meant. After the file has reached its maximum of comparisons, returns
-    /// `None`.
+    /// Returns the known word that is probably meant. Returns `None` after the maximum number of comparisons for the
+    /// file.
     fn similar<'w>(&mut self, word: &str, known: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
         let known = known.into_iter().take_while(|one| {
             self.comparable = self.comparable.saturating_sub(word.len() * one.len());

@@ -98,8 +98,8 @@ impl Rules {
         Ok(RateLimitLayer::sourced(limiter, Arc::clone(&self.0) as Arc<_>))
     }
 
-    /// Returns a [`DescriptorLimits`], which decides about Envoy's descriptors without an HTTP request. It uses new
-    /// limits of the file as soon as they replace the old limits.
+    /// Returns a [`DescriptorLimits`], which decides about Envoy's descriptors without an HTTP request. The
+    /// `DescriptorLimits` uses new limits of the file as soon as they replace the old limits.
     ///
     /// # Errors Returns an error with the quotas that the limiter does not [support](Limiter::supports). Also returns
     /// an error if the file does not have Envoy's form.
@@ -120,9 +120,9 @@ impl Rules {
         self.0.reload(|_| true).unwrap_or_else(|| Ok(self.version()))
     }
 
-    /// Puts the rules of a text in force, instead of the rules of the file. They are replaced by the next
-    /// [`reload`](Self::reload), or with [`reload_every`](RulesBuilder::reload_every) after the next change of the
-    /// file.
+    /// Puts the rules of a text in force, instead of the rules of the file. The next [`reload`](Self::reload) replaces
+    /// the rules of the text, and with [`reload_every`](RulesBuilder::reload_every) the next change of the file
+    /// replaces them.
     ///
     /// # Errors Returns the errors of [`reload`](Self::reload).
     pub fn replace(&self, text: impl Into<Vec<u8>>) -> Result<u64, RulesError> {
@@ -135,7 +135,7 @@ impl Rules {
         self.0.version()
     }
 
-    /// Returns which rules are in force, and since when. With this, you can compare processes.
+    /// Returns which rules are in force, and since when, so that you can compare processes.
     #[must_use]
     pub fn in_force(&self) -> RulesInForce {
         self.0.facts()
@@ -274,9 +274,9 @@ impl RulesBuilder {
         self
     }
 
-    /// Sets whether the program sees only the heads of requests, for example because a proxy asks it for decisions. If
-    /// so, a rule with `pace` is a problem of its file, because `pace` applies to bodies. By default the program sees
-    /// bodies.
+    /// Sets whether the program sees only the heads of requests, for example because a proxy asks it for decisions.
+    /// With `true`, a rule with `pace` is a problem of its file, because `pace` applies to bodies. By default the
+    /// program sees bodies.
     ///
     /// ```
     /// use tower_ratelimit::rules::Rules;
@@ -292,8 +292,8 @@ impl RulesBuilder {
     }
 
     /// Sets whether the program folds the paths of requests before the rules see them: into lower case, without
-    /// `;parameters`, and without a slash at the end. If so, a pattern that no folded path can match is a problem of
-    /// its file. By default the rules see paths as clients sent them.
+    /// `;parameters`, and without a slash at the end. With `true`, a pattern that no folded path can match is a problem
+    /// of its file. By default the rules see paths as clients sent them.
     ///
     /// ```
     /// use tower_ratelimit::rules::Rules;
@@ -309,8 +309,8 @@ impl RulesBuilder {
     }
 
     /// Reads the file at this interval, at least 100 ms, and reloads it when its content has changed. A separate thread
-    /// does this, and ends at its next reading after the rules and their layers are dropped. By default the file is
-    /// read only once.
+    /// reads the file, and ends at its next reading after the rules and their layers were dropped. By default the file
+    /// is read only once.
     ///
     /// A change is used only after two equal readings, one second apart. To be sure that no half-written file is used,
     /// rename a finished file into place, or end the file with a line `...`. After a file with this line is in force, a
@@ -321,9 +321,9 @@ impl RulesBuilder {
         self
     }
 
-    /// Allows operators to put a text of rules in force in all processes, instead of the text of the file. They do this
-    /// by [`FleetChange::rules`](crate::fleet::FleetChange::rules) with this name. While the operators' text is in
-    /// force, the file is read but its rules are not put in force.
+    /// Allows operators to put a text of rules in force in all processes, instead of the text of the file. Operators
+    /// put such a text in force by [`FleetChange::rules`](crate::fleet::FleetChange::rules) with this name. While the
+    /// operators' text is in force, the file is read but its rules are not put in force.
     ///
     /// Other sources of rules need no setting: read the rules from the source, and call [`Rules::replace`].
     #[cfg(feature = "tokio")]

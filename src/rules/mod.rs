@@ -54,9 +54,9 @@
 //! * `unlimited`, `shadow_mode`, `name` and `replaces` have the same meaning as in Envoy's service.
 //!   `detailed_metric` and `value_to_metric` have no effect, because an
 //!   [`Observer`](crate::observe::Observer) gets each key.
-//! * **Names.** The limit of `/search*` in that file is the policy `edge:path=/search*,tenant`. Clients see this name
-//!   in the headers, and usage is stored under this name. Separators within keys and values are encoded, so that
-//!   different keys and values give different names.
+//! * **Names.** In the guide's file, the limit of `/search*` is the policy `edge:path=/search*,tenant`. Clients see the
+//!   name of the policy in the headers, and usage is stored under that name. Separators within keys and values are
+//!   encoded, so that different keys and values give different names.
 //! * **Differences.** A file with one of the following is a problem here, although Envoy's service accepts it:
 //!
 //!   | in the file | Envoy's service |

@@ -57,26 +57,26 @@ labelled! {
     RulesWarningKind,
     /// Returns the label.
     as_str {
-        /// A rule is not applied, because it has `enabled: false`. This is intended, so a tool should print the warning
-        /// but not fail.
+        /// A rule is not applied, because it has `enabled: false`. A disabled rule is intended, so a tool should print
+        /// the warning but not fail.
         Disabled = "disabled",
         /// `allow` has every IPv4 or every IPv6 address, so the rules limit none of these clients.
         ExemptsAll = "exempts-all",
         /// The quota of a rule never refuses a request, because another rule applies to all of its requests and allows
-        /// no more. This is reported only if it is certain: the quotas have the same algorithm and period, and the
-        /// values of both `match` show that the other rule also applies. In a file with very many rules not all rules
-        /// are compared.
+        /// no more. The warning is given only if it is certain to be true: the quotas have the same algorithm and
+        /// period, and the values of both `match` show that the other rule also applies. In a file with very many rules
+        /// not all rules are compared.
         NeverBinds = "never-binds",
-        /// Every limit of the file is in shadow mode. This is usual for new rules, so a tool should print the warning
-        /// but not fail.
+        /// Every limit of the file is in shadow mode. New rules are often only in shadow mode, so a tool should print
+        /// the warning but not fail.
         ObservesOnly = "observes-only",
-        /// A quota of 0 refuses each request of its rule, or `deny` has every IPv4 or every IPv6 address. This may be
-        /// intended, so a tool should print the warning but not fail. Plans and rules that do not enforce are not
-        /// reported.
+        /// A quota of 0 refuses each request of its rule, or `deny` has every IPv4 or every IPv6 address. Such a rule
+        /// or list may be intended, so a tool should print the warning but not fail. Plans and rules that do not
+        /// enforce are not reported.
         RefusesAll = "refuses-all",
-        /// The period of a quota has 30 or 365 days, which is neither a month nor a year of the calendar. Or its
-        /// windows are weeks that are counted from 1970, so they begin on Thursdays. This may be intended, so a tool
-        /// should print the warning but not fail.
+        /// The period of a quota has 30 or 365 days, which is neither a month nor a year of the calendar. The warning
+        /// is also given for windows of a week that are counted from 1970, because they begin on Thursdays. Such a
+        /// quota may be intended, so a tool should print the warning but not fail.
         NotCalendar = "not-calendar",
         /// No rule uses a template.
         UnusedTemplate = "unused-template",

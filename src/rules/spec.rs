@@ -159,8 +159,9 @@ pub(crate) enum KeySpec {
     Registered(Box<str>),
 }
 
-/// The conditions of a rule. An empty field matches every request. Otherwise a request must match
-/// one value of the field. Of `header` and `query`, a request must match all entries.
+/// The conditions of a rule. An empty field matches every request. For a field with values, a
+/// request must match one of the values. For `header` and `query`, a request must match all
+/// entries.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MatchSpec {
     pub(crate) method: Vec<Method>,

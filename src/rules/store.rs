@@ -1,4 +1,4 @@
-//! The rules in force. They are read, they are replaced as a whole, and layers follow them.
+//! The rules in force, which are read from a file, are replaced as a whole, and are followed by layers.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -200,8 +200,8 @@ impl RuleStore {
     }
 
     /// Puts rules in force, unless the file was read again since they were read. No lock is held while limiters and
-    /// observers are called, because they are the application's code and may call this method. Therefore it starts
-    /// again if other rules came into force meanwhile.
+    /// observers are called, because they are the application's code and may call this method. If other rules came into
+    /// force meanwhile, the method therefore starts again.
     fn put_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
         let file = self.path.as_ref().filter(|_| reading.is_some());
         loop {
@@ -496,7 +496,7 @@ fn report(layers: &[Arc<dyn Follow>], event: &RulesEvent) {
     each(layers, |layer| layer.report(event));
 }
 
-/// Calls the layers one by one. If the limiter or the observer of a layer panics, the other layers still get the rules.
+/// Calls the layers one by one. If the limiter or the observer of a layer panics, the other layers are still called.
 fn each(layers: &[Arc<dyn Follow>], call: impl Fn(&dyn Follow)) {
     layers.iter().for_each(|layer| contained(|| call(&**layer)));
 }

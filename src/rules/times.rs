@@ -108,7 +108,7 @@ impl Times {
         self.is_always() || other.zones.iter().all(is_covered)
     }
 
-    /// Returns the time until a rule with these times starts or stops to apply. Returns `None` if that never changes.
+    /// Returns the time until a rule with these times starts or stops to apply, or `None` if it never does.
     pub(super) fn changes_in(&self, now: Timestamp) -> Option<Duration> {
         if self.is_always() {
             return None;
@@ -187,7 +187,7 @@ impl ZoneTimes {
     }
 }
 
-/// Returns an instant in seconds. A later instant than limiters can read counts as the latest of these.
+/// Returns an instant in seconds. An instant after the latest time of limiters' clocks counts as that latest time.
 fn seconds(now: Timestamp) -> i64 {
     (now.as_micros().min(CLOCK_US_MAX) / 1_000_000) as i64 // below 2^33
 }

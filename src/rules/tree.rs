@@ -1,4 +1,4 @@
-//! The limits of a domain of Envoy's rate limit service, and which of them a descriptor matches.
+//! The limits of a domain of Envoy's rate limit service, and the search for the limit that a descriptor matches.
 //!
 //! The limits are read as envoyproxy/ratelimit reads them (its README, "Descriptor list definition"). At each level, an
 //! entry of the file with the exact value comes first, then the first pattern that the value matches, then an entry

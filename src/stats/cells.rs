@@ -1,5 +1,5 @@
-//! The counters of outcomes, and the counters of a policy. They are striped, so that threads on several processors
-//! seldom share a cache line.
+//! The counters of outcomes, and the counters of a policy. The counters are striped, so that threads on several
+//! processors seldom share a cache line.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -30,8 +30,8 @@ struct Stripe {
     states: [[AtomicU64; STATES]; MODES],
     refused: AtomicU64,
     units: AtomicU64,
-    /// The numbers of allowed requests of one unit that an enforced policy found within its quota, and near it. Such a
-    /// request needs one addition instead of three, which halves the time of a count without its clock
+    /// The numbers of allowed requests of one unit that an enforced policy found within its quota, and near it.
+    /// Counting such a request needs one addition instead of three, which halves the time of a count without its clock
     /// (`benches/stats.rs`).
     usual: [AtomicU64; 2],
 }
@@ -41,7 +41,7 @@ struct Stripe {
 #[derive(Default)]
 pub(super) struct Cells([Stripe; STRIPES]);
 
-/// The index of the stripe to which the current thread adds. It has no effect on requests.
+/// The index of the stripe to which the current thread adds. The index has no effect on requests.
 #[derive(Clone, Copy)]
 pub(super) struct StripeIndex(usize);
 
@@ -51,7 +51,7 @@ pub(super) struct Totals {
     pub(super) states: [[u64; STATES]; MODES],
     pub(super) refused: u64,
     pub(super) units: u64,
-    /// The number of allowed requests whose outcome is counted only here.
+    /// The number of allowed requests whose outcome is counted only in the counters of the policy.
     pub(super) usual: u64,
 }
 

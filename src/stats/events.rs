@@ -283,8 +283,8 @@ impl EventCounts {
         self.newest[STORE_ERRORS]
     }
 
-    /// Iterates over the kinds of [`errors`](Self::errors), each with the number of checks that ended with it in the
-    /// last ten to fifteen seconds.
+    /// Iterates over the kinds of [`errors`](Self::errors), each with the number of checks that ended with this kind in
+    /// the last ten to fifteen seconds.
     pub fn newest_errors(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
         StoreErrorKind::ALL.iter().copied().zip(self.newest)
     }
@@ -292,7 +292,7 @@ impl EventCounts {
     /// Iterates over the errors with which checks of a store failed since they last
     /// [recovered](LimiterEvent::StoreRecovered). For each kind, yields the last error that was
     /// [reported](LimiterEvent::StoreFailed) and the time of that report. The kind with which most checks ended in the
-    /// last ten to fifteen seconds comes first. Each text is cut to 4 KiB.
+    /// last ten to fifteen seconds comes first. The text of an error is cut to 4 KiB.
     pub fn store_errors(&self) -> impl Iterator<Item = (StoreErrorKind, &str, Timestamp)> {
         let kinds = StoreErrorKind::ALL.iter().copied().zip(&self.store_errors);
         let mut errors: Vec<(StoreErrorKind, &StoreError)> =
@@ -302,8 +302,8 @@ impl EventCounts {
     }
 
     /// Returns why checks of a store fail, or why the last checks failed: the first of
-    /// [`store_errors`](Self::store_errors). If there are no such errors, returns the reason why a
-    /// server does not answer.
+    /// [`store_errors`](Self::store_errors). If checks of a store had no errors, returns the reason
+    /// why a server does not answer.
     ///
     /// Do not use this as a readiness probe: the error stays until a check succeeds, so a process that gets no requests
     /// would never be ready again.
@@ -352,14 +352,14 @@ impl EventCounts {
     }
 
     /// Returns how often a limiter in memory [reported](LimiterEvent::TooManyQuotas) that it has more quotas than it
-    /// can distinguish. A limiter reports this at most every ten seconds.
+    /// can distinguish. A limiter reports too many quotas at most every ten seconds.
     #[must_use]
     pub fn too_many_quotas(&self) -> u64 {
         self.too_many_quotas
     }
 
     /// Returns the number of units of concurrency limits that a store had [forgotten](LimiterEvent::PlacesForgotten)
-    /// while this process held them. During that time, requests may have held more units than the limit.
+    /// while this process held them. After a store has forgotten units, requests may hold more units than the limit.
     #[must_use]
     pub fn places_forgotten(&self) -> u64 {
         self.places_forgotten

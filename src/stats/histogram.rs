@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::base::time::micros_ceil;
 
-/// The upper bounds of the buckets, in microseconds and as Prometheus writes them in seconds. Two buckets together span
-/// a factor of ten.
+/// The upper bounds of the buckets, in microseconds and as Prometheus writes them in seconds. Each bound is ten times
+/// the bound of two buckets before.
 pub(super) const BOUNDS: [(u64, &str); 15] = [
     (100, "0.0001"),
     (300, "0.0003"),

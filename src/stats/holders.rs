@@ -1,8 +1,8 @@
 //! The keys that hold units of concurrency limits now, in bounded memory.
 //!
 //! A key is listed while it holds units. If the list is full, a key that takes its first unit is not listed, so the
-//! listed units are never too many. Keys leave the list when their requests end. So the list is full only while more
-//! keys hold units than the list has room for.
+//! listed units are never too many. Keys leave the list when their requests end. Therefore the list is full only while
+//! at least as many keys hold units as the list has room for.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::sketch::TopKey;
 use crate::base::sync::{Mutex, lock};
 use crate::key::Key;
 
-/// The number of parts of the list. Each part has its own lock.
+/// The number of parts of the list, of which each has its own lock.
 const PARTS: usize = 16;
 
 /// The maximum number of keys in a part.

@@ -1,5 +1,5 @@
-//! The fingerprint of a key, and the name that the application gives it. Statistics store these instead of the key. The
-//! key itself is stored only if operators may act on keys.
+//! The fingerprint of a key, and the name that the application gives it. Statistics store the fingerprint and the name
+//! instead of the key. The key itself is stored only if operators may act on keys.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -54,15 +54,15 @@ impl KeyNames {
         self.reveal.is_some() || self.keeps.load(Ordering::Relaxed)
     }
 
-    /// Returns the data about a key that is stored. This calls the application's code, so it must not be called under a
-    /// lock.
+    /// Returns the data about a key that is stored. The method calls the application's code, so it must not be called
+    /// under a lock.
     pub(super) fn known(&self, key: &Key) -> KnownKey {
         let is_kept = self.keeps.load(Ordering::Relaxed) && key.as_bytes().len() <= KEY_MAX;
         KnownKey { name: self.name(key), key: is_kept.then(|| Arc::new(key.clone())) }
     }
 
-    /// Returns the name that the application gives to a key, cut to 128 bytes. This calls the application's code, so it
-    /// must not be called under a lock.
+    /// Returns the name that the application gives to a key, cut to 128 bytes. The method calls the application's code,
+    /// so it must not be called under a lock.
     pub(super) fn name(&self, key: &Key) -> Option<Box<str>> {
         let name = self.reveal.as_ref()?(key)?;
         Some(cut(&name, NAME_MAX).into())

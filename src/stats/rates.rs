@@ -1,7 +1,7 @@
 //! Rates of the last five minutes and of the last hour.
 //!
-//! No request adds to a bucket. Instead, the first request in each span of five seconds compares the policy's totals
-//! with the totals at the last comparison, and adds the difference to the bucket that has ended.
+//! No request adds to a bucket. The first request in each span of five seconds compares the policy's totals with the
+//! totals at the last comparison, and adds the difference to the bucket that has ended.
 
 use std::time::Duration;
 
@@ -91,8 +91,8 @@ impl Rates {
         Self { period, seen: Counts::default(), short: empty(), long: empty() }
     }
 
-    /// Adds the counts since the last call to the bucket that was being filled, and begins the bucket `period`. If the
-    /// clock stepped back by more than a bucket, all buckets start afresh.
+    /// Adds the requests since the last call to the bucket that was being filled, and begins the bucket `period`. If
+    /// the clock stepped back by more than a bucket, all buckets start afresh.
     pub(super) fn bring_up(&mut self, period: u64, totals: &Totals) {
         let now = Counts::of(totals);
         if period.saturating_add(1) < self.period {
@@ -160,8 +160,8 @@ impl RateBucket {
         self.counts.over
     }
 
-    /// Returns the number of requests that the policy refused. These are requests [over](Self::over) the limit that the
-    /// mode of the policy does not let pass, and requests that its block refused.
+    /// Returns the number of requests that the policy refused. A policy refuses a request [over](Self::over) its limit
+    /// unless its mode lets the request pass, and a block refuses the requests of a closed key.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.counts.refused

@@ -1,7 +1,8 @@
 //! The last refusals, in bounded memory.
 //!
 //! Refusals are stored in sets of sixteen entries. A key's fingerprint selects its set, in which a new refusal replaces
-//! the oldest refusal. So a client that is refused all the time replaces the refusals of only a few other clients.
+//! the oldest refusal. Therefore a client that is refused all the time replaces the refusals of only a few other
+//! clients.
 //!
 //! Each entry has its own lock. A writer only tries to lock an entry, so a refusal never waits for a reader. Requests
 //! that pass are not stored, and take no lock.
@@ -45,8 +46,7 @@ pub(super) struct Recent {
 
 #[derive(Default)]
 struct RecentSet {
-    /// The number of refusals that were written. This number modulo the number of entries is the index of the next
-    /// entry.
+    /// The number of refusals that were written, which modulo the number of entries is the index of the next entry.
     written: AtomicUsize,
     places: [Mutex<Option<RecentRefusal>>; WAYS],
 }

@@ -12,16 +12,16 @@ use super::snapshot::StatsSnapshot;
 
 /// The values that the recorder has received so far.
 ///
-/// A series is registered only once, and its handle is kept. The reason is that some recorders store the last value
-/// behind the handle, and count from zero with a new handle.
+/// A series is registered only once, and its handle is kept. Some recorders store the last value behind the handle, and
+/// count from zero with a new handle.
 #[derive(Default)]
 pub(super) struct Recorded {
     /// The address of the recorder to which the handles belong. If the recorder changes, new handles are made, because
     /// an application may install its recorder after the first call.
     recorder: Option<usize>,
     handles: BTreeMap<Series, Handle>,
-    /// The durations that the recorder has received. It takes each duration separately, not as
-    /// totals.
+    /// The durations that the recorder has received. A recorder takes each duration separately, not
+    /// as totals.
     durations: BTreeMap<Series, HistogramSnapshot>,
 }
 

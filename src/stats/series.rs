@@ -9,7 +9,7 @@ use crate::outcome::OutcomeKind;
 use crate::rules_in_force::RulesInForce;
 use crate::store_load::StoreLoad;
 
-/// Receives the metrics. A text and a recorder implement it.
+/// Receives the metrics. A text and a recorder implement this trait.
 pub(super) trait Sink {
     /// Begins a metric. The series that follow belong to this metric.
     fn begin(&mut self, name: &'static str, kind: MetricKind, help: &'static str);

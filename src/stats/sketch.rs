@@ -1,12 +1,12 @@
 //! The keys that are refused most often, or that use the most units, in bounded memory.
 //!
 //! The data structure is the Space-Saving sketch (Metwally, Agrawal and El Abbadi 2005), divided into sets: a key's
-//! fingerprint selects a set, and each set is a sketch of eight counters. So a request reads eight counters instead of
-//! all counters.
+//! fingerprint selects a set, and each set is a sketch of eight counters. Therefore a request reads eight counters
+//! instead of all counters.
 //!
-//! A key without a counter takes over the smallest counter of its set, and continues from the value of that counter. So
-//! a count is never too small. It is too large by at most the value that was taken over, which is stored as the error.
-//! A key that has more than an eighth of the counts of its set has a counter.
+//! A key without a counter takes over the smallest counter of its set, and continues from the value of that counter.
+//! Therefore a count is never too small. A count is too large by at most the value that was taken over, which is stored
+//! as the error. A key that has more than an eighth of the counts of its set has a counter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -140,8 +140,8 @@ impl TopKey {
         &self.policy
     }
 
-    /// Returns eight hex digits that identify the key in this process. They are made with a secret that is new in each
-    /// process, so they do not reveal the key, and are different in another process.
+    /// Returns eight hex digits that identify the key in this process. The digits are made with a secret that is new in
+    /// each process, so they do not reveal the key, and are different in another process.
     ///
     /// Nobody can compute a key from the digits. On a [status page](crate::guide::observing#a-status-page) with
     /// operators, the digits are enough to unblock or reset a client.
@@ -157,8 +157,8 @@ impl TopKey {
     }
 
     /// Returns about how often the key was refused, or about how many units it used. Older events count less, because
-    /// the count is halved every five minutes. The count is too large by at most [`error`](Self::error). It is too
-    /// small by the events that were skipped while another thread counted, and by the rounding of halves.
+    /// the count is halved every five minutes. The count is too large by at most [`error`](Self::error). The count is
+    /// too small by the events that were skipped while another thread counted, and by the rounding of halves.
     ///
     /// For the keys that [hold the most units](super::StatsSnapshot::most_held), returns the exact number of units that
     /// the key holds now.

@@ -61,15 +61,15 @@ impl StatsSnapshot {
         self.newest_outcomes[outcome as usize]
     }
 
-    /// Returns the policies that were observed, by name. If there are more than 200, those that were observed later are
-    /// counted together as `other`.
+    /// Returns the policies that were observed, by name. If there are more than 200 policies, those that were observed
+    /// later are counted together as `other`.
     #[must_use]
     pub fn policies(&self) -> &[PolicySnapshot] {
         &self.policies
     }
 
     /// Returns the keys that were refused most often recently, the most refused first: at most 512. Only refusals
-    /// count. A key that stays just under its limit is not here, but among the keys that [use the most
+    /// count. A key that stays just under its limit is not in this list, but among the keys that [use the most
     /// units](PolicySnapshot::most_used).
     #[must_use]
     pub fn most_limited(&self) -> &[TopKey] {
@@ -77,8 +77,9 @@ impl StatsSnapshot {
     }
 
     /// Returns the keys whose requests now hold units of [concurrency limits](crate::Quota::concurrent), those with the
-    /// most units first: at most 1,024. If more keys hold units, a key is missing if there was no room when it took its
-    /// first unit. The [count](TopKey::count) of a key is the number of units that it holds in this process.
+    /// most units first: at most 1,024. If more keys hold units, those keys are missing that took their first units
+    /// while the list was full. The [count](TopKey::count) of a key is the number of units that it holds in this
+    /// process.
     #[must_use]
     pub fn most_held(&self) -> &[TopKey] {
         &self.most_held

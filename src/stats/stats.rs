@@ -58,8 +58,7 @@ use crate::store_load::StoreLoadReader;
 /// assert!(text.contains("# TYPE ratelimit_requests_total counter\n"));
 /// ```
 ///
-/// * No count is lost. A count is an addition to one of several copies of a counter, so threads seldom wait for each
-///   other.
+/// * No count is lost. Counting adds to one of several copies of a counter, so threads seldom wait for each other.
 /// * Counting a request allocates no memory, except for the first request of each policy.
 /// * Counting takes about 0.1 µs, most of which is the reading of the clock. The first request in every five seconds
 ///   takes some microseconds more for each policy, to update the rates.
@@ -91,8 +90,8 @@ struct Inner {
     stores: Stores,
     rules: Mutex<Vec<RulesReader>>,
     setup_warnings: [AtomicU64; SetupWarningKind::ALL.len()],
-    /// The number of times that the sketch was due to be halved since the epoch. The thread that begins the next bucket
-    /// holds the lock.
+    /// The number of times that the sketch was due to be halved since the epoch. The lock is held by the thread that
+    /// begins the next bucket.
     halves: Mutex<u64>,
     #[cfg(feature = "tracing")]
     logs_refusals: bool,
@@ -121,7 +120,7 @@ pub struct StatsBuilder {
 
 impl StatsBuilder {
     /// Sets the clock. The default is the [monotonic](MonotonicClock) clock. The clock is read once for each outcome,
-    /// and when a place is taken or returned. It determines the times in snapshots, the
+    /// and when a place is taken or returned. The clock determines the times in snapshots, the
     /// [rates](PolicySnapshot::five_minutes), the fading of old refusals, and how long places are
     /// [held](PolicySnapshot::held_for).
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
@@ -136,8 +135,8 @@ impl StatsBuilder {
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part of the key that
     /// operators may see, such as an address without its last byte, or `None`. The closure is called for a key that was
     /// refused at least twice, for a key of which several requests hold units of a [concurrency
-    /// limit](crate::Quota::concurrent), and for each of the [recent refusals](Self::max_recent_refusals). It is called
-    /// while a request is served. At most 128 bytes of a name are stored.
+    /// limit](crate::Quota::concurrent), and for each of the [recent refusals](Self::max_recent_refusals). The closure
+    /// is called while a request is served. At most 128 bytes of a name are stored.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -160,13 +159,13 @@ impl StatsBuilder {
         self
     }
 
-    /// Sets whether the used units of keys are counted, for [`PolicySnapshot::most_used`]. This also finds a key that
-    /// stays just under its limit. When a key has used units for the second time, it gets the name that
+    /// Sets whether the used units of keys are counted, for [`PolicySnapshot::most_used`]. The counts also show a key
+    /// that stays just under its limit. When a key has used units for the second time, it gets the name that
     /// [`reveal`](Self::reveal) returns.
     ///
     /// By default this is off, because each request that passes then needs about 350 instructions more than the 950
-    /// instructions of a layer with statistics (`benches/instructions`). It also needs about 15 KiB of memory for each
-    /// policy.
+    /// instructions of a layer with statistics (`benches/instructions`). Counting used units also needs about 15 KiB of
+    /// memory for each policy.
     pub fn count_use(mut self, count_use: bool) -> Self {
         self.counts_use = count_use;
         self
@@ -175,13 +174,13 @@ impl StatsBuilder {
     /// Sets how many of the last refusals are stored, for [`StatsSnapshot::recent_refusals`] and the [status
     /// page](crate::guide::observing#a-status-page). A stored refusal has its time, the policy, the remaining units,
     /// the wait, and the name of the key from [`reveal`](Self::reveal), or otherwise the key's
-    /// [fingerprint](super::TopKey::fingerprint). With them you can find out later why a user was refused. The default
-    /// is 0, which keeps none.
+    /// [fingerprint](super::TopKey::fingerprint). With the stored refusals you can find out later why a user was
+    /// refused. The default is 0, which stores no refusals.
     ///
     /// * At most 10,000 refusals are stored. The number is rounded up to a multiple of 16.
     /// * Each entry needs about 300 bytes, which are allocated at the start, and at most 512 bytes more for texts.
-    /// * A key has 16 entries, which it shares with some other keys. So a client that is refused all the time does not
-    ///   displace the refusals of all other clients, and at most the last 16 refusals of a client are stored.
+    /// * A key has 16 entries, which it shares with some other keys. Therefore a client that is refused all the time
+    ///   does not displace the refusals of all other clients, and at most the last 16 refusals of a client are stored.
     /// * A refusal takes about 0.1 µs longer, plus the time of `reveal`. It never waits. A request that passes takes no
     ///   lock.
     /// * A request that went to an [overflow](crate::RateLimitLayer::overflow) counts as refused.
@@ -228,7 +227,7 @@ impl StatsBuilder {
     ///   `key`. The field `key` has the key's [fingerprint](super::TopKey::fingerprint).
     /// * The refusals of a policy in ten seconds are one event at the level `WARN`:
     ///   `client: 1284 refused for at least 37 keys`, with the fields `policy`, `refused` and `keys`. At most 4,096
-    ///   keys are distinguished. No background task writes the summary. It is written at the first outcome,
+    ///   keys are distinguished. No background task writes the summary. The summary is written at the first outcome,
     ///   [snapshot](Stats::snapshot) or scrape after the ten seconds.
     #[cfg(feature = "tracing")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tracing")))]
@@ -248,8 +247,8 @@ impl StatsBuilder {
     /// | `ratelimit.store_ms` | how long the check of Redis or another store took |
     ///
     /// A span declares them as empty: `info_span!("request", ratelimit.outcome = Empty, …)`. If a request passes
-    /// several layers, a field has the value that was recorded last. Even a span that declares none of these fields is
-    /// looked up for each request.
+    /// several layers, a field has the value that was recorded last. Even a span without these fields is looked up for
+    /// each request.
     #[cfg(feature = "tracing")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tracing")))]
     pub fn fill_spans(mut self, fill_spans: bool) -> Self {
@@ -309,8 +308,8 @@ impl Stats {
         StatsBuilder::default()
     }
 
-    /// Returns the statistics. This takes some microseconds for each policy and for the most refused keys, and less
-    /// than a microsecond for each recent refusal.
+    /// Returns the statistics. A snapshot takes some microseconds for each policy and for the most refused keys, and
+    /// less than a microsecond for each recent refusal.
     #[must_use]
     pub fn snapshot(&self) -> StatsSnapshot {
         let mut counts = self.counts(); // first, because it lets old counts fade
@@ -446,12 +445,12 @@ impl Stats {
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 impl Stats {
     /// Passes the counts to the recorder of the crate `metrics`, with the names that
-    /// [`to_prometheus`](Self::to_prometheus) uses. Call this before each scrape, or at an interval. It does not slow
-    /// requests down.
+    /// [`to_prometheus`](Self::to_prometheus) uses. Call this before each scrape, or at an interval. The call does not
+    /// slow requests down.
     ///
-    /// The recorder gets totals of counters and gauges. It gets the durations since the last call, each as the upper
-    /// bound of its [bucket](super::HistogramSnapshot::buckets), and durations above 1,000 s as 1,000 s. So use one
-    /// `Stats` for one recorder, and configure the recorder with the bounds of
+    /// The recorder gets totals of counters and gauges. The recorder gets the durations since the last call, each as
+    /// the upper bound of its [bucket](super::HistogramSnapshot::buckets), and durations above 1,000 s as 1,000 s.
+    /// Therefore use one `Stats` for one recorder, and configure the recorder with the bounds of
     /// [`BUCKET_SECONDS`](Self::BUCKET_SECONDS). Default bounds are often made for milliseconds, and put nearly all
     /// durations into one bucket. A call during another call has no effect.
     ///
@@ -464,8 +463,8 @@ impl Stats {
 }
 
 impl Inner {
-    /// Adds the counts to the bucket that has ended, and begins the next bucket. If it is time, also halves the counts
-    /// of keys, and writes summaries.
+    /// Adds the counts to the bucket that has ended, and begins the next bucket. Also halves the counts of keys, and
+    /// writes summaries, if they are due.
     #[cold]
     fn begin_bucket(&self, now_us: u64, mut halves: MutexGuard<'_, u64>) {
         let before_us = self.began_us.load(Ordering::Relaxed);
@@ -515,8 +514,7 @@ impl Inner {
         known.iter().filter_map(RulesReader::read).max_by_key(|rules| rules.loaded_at)
     }
 
-    /// Returns the time in microseconds. Also begins the next bucket if it is time, unless another thread is doing
-    /// that.
+    /// Returns the time in microseconds. Also begins the next bucket if it is due, unless another thread is doing that.
     #[inline]
     fn now_us(&self) -> u64 {
         let now_us = self.clock.now().as_micros();
@@ -571,7 +569,7 @@ impl Inner {
         self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
     }
 
-    /// Counts the begin or the end of a request's wait, or of a paced body.
+    /// Counts the begin and the end of the wait of a request, and of a paced body.
     fn count_layer_event(&self, event: &LayerEvent) {
         self.events.count_of_layer(event);
         let entry = |policy: &Policy| self.policies.find(policy.name(), || self.now_us() / SHORT_US);

@@ -1,4 +1,4 @@
-//! The stores of limiters. Their load is read when a snapshot is made.
+//! The stores of limiters, with the load that each store has when a snapshot is made.
 
 use crate::base::sync::{Mutex, lock};
 use crate::store_load::{StoreLoad, StoreLoadReader};

@@ -21,8 +21,8 @@ use crate::store_load::StoreLoad;
 
 const STYLE: &str = include_str!("style.css");
 
-/// The content security policy of the page. It allows only the page's own style, which it
-/// identifies with a hash.
+/// The content security policy of the page. The policy allows only the page's own style, which is
+/// identified by its hash.
 pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-pWvUgrYvJUi6P4Rl4JvfGVW53HQtRHaQDxkNK9DKn8A='; \
                                          img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
@@ -35,8 +35,7 @@ const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"
 /// policy's row names.
 const LAYERS_MAX: usize = 4;
 
-/// The maximum number of policies up to which all policies are listed openly, even policies without
-/// requests.
+/// The largest number of policies of which all are listed openly, even policies without requests.
 const ROWS_OPEN: usize = 10;
 
 /// Returns how long the statistics have counted, at least one second and at most `most`.
@@ -138,8 +137,8 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
     store_errors(html, view.stats.taken_at(), events)
 }
 
-/// Writes why checks of a store fail, the most frequent recent reason first. If some errors have checks that failed
-/// recently, the other errors are left out.
+/// Writes why checks of a store fail, the most frequent recent reason first. If checks failed recently with some of the
+/// errors, the other errors are left out.
 fn store_errors(html: &mut String, now: Timestamp, events: &EventCounts) -> fmt::Result {
     let failed: u64 = events.newest_errors().map(|(_, count)| count).sum();
     let lately = |kind: StoreErrorKind| events.newest_errors().find(|(other, _)| *other == kind).map_or(0, |it| it.1);

@@ -3,7 +3,7 @@
 //! * `page.rs` is the service.
 //! * `request.rs` reads the requests of browsers and programs.
 //! * `source.rs` is a layer, as the page sees it.
-//! * `target.rs` has the keys that an operator looks at. `operators.rs` decides who may act on them, and `action.rs`
+//! * `target.rs` has the keys that an operator looks at. `operators.rs` decides who may act on keys, and `action.rs`
 //!   describes an action. `settings.rs` has the settings that operators make for all processes, and `processes.rs` has
 //!   the reports of all processes.
 //! * `view.rs` collects the content of the page, with `sums.rs`. `html.rs` writes the page for people, with `chart.rs`,

@@ -38,7 +38,7 @@ type Audit = dyn Fn(&OperatorAction) + Send + Sync;
 pub(super) struct Operators {
     who: Box<Who>,
     audit: Box<Audit>,
-    /// The secret for tokens in this process. It is used if the processes do not share a secret.
+    /// The secret for tokens in this process, which is used if the processes do not share a secret.
     secret: u128,
     /// The source of the random numbers that make tokens differ.
     random: RandomState,
@@ -64,7 +64,7 @@ struct Offer {
     target: LayerKeys,
 }
 
-/// A token. It has the second until which it is valid, a random number, and a seal over both, the operator and the
+/// A token: the second until which it is valid, a random number, and a seal over both of these, the operator and the
 /// keys.
 #[derive(Clone, Copy)]
 struct Token(u128);
@@ -86,7 +86,7 @@ impl Token {
 }
 
 /// Returns a number that nobody can guess without the secret. Programs that were compiled by different releases of Rust
-/// may compute different numbers. Then a token is valid only in its own process.
+/// may compute different numbers. In that case a token is valid only in the process that made it.
 fn seal(secret: u128, head: u64, operator: &str, target: &LayerKeys) -> u64 {
     let mut hasher = DefaultHasher::new();
     (secret, head, operator, &*target.title).hash(&mut hasher);
@@ -119,8 +119,8 @@ impl Operators {
         (!name.trim().is_empty()).then(|| name.into())
     }
 
-    /// Allows an operator to act on these keys once. Returns the token for that action. `secret` is the secret that all
-    /// processes share, if there is one.
+    /// Allows an operator to act on these keys once. Returns the token for the operator's action. `secret` is the
+    /// secret that all processes share, if there is one.
     pub(super) fn offer(&self, secret: Option<u128>, operator: &str, target: LayerKeys, now: Timestamp) -> String {
         let mut offers = lock(&self.offers);
         offers.made = offers.made.wrapping_add(1);

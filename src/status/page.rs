@@ -38,15 +38,14 @@ use crate::middleware::layer::RateLimitLayer;
 use crate::mode::ModeSwitch;
 use crate::stats::Stats;
 
-/// A service that shows what layers do. It answers with a page for people, and with JSON for programs that accept JSON
-/// and not HTML.
+/// A service that shows what layers do, on a page for people, and as JSON for programs that accept JSON and not HTML.
 ///
 /// The page shows the counts of a [`Stats`]: for each policy the requests of the last five minutes and of the last
 /// hour, the shares of requests that were near and over the limit, the places that are held, the keys that are refused
 /// most and the keys that hold the most places, and the [last
-/// refusals](crate::observe::StatsBuilder::max_recent_refusals), if they are stored. With the [layers](Self::layer) it
-/// also shows quotas, modes and setup warnings, and how full a limiter in memory is. It then also explains what would
-/// happen to a request.
+/// refusals](crate::observe::StatsBuilder::max_recent_refusals), if they are stored. With the [layers](Self::layer) the
+/// page also shows quotas, modes and setup warnings, and how full a limiter in memory is. A page with layers also
+/// explains what would happen to a request.
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -65,8 +64,8 @@ use crate::stats::Stats;
 /// # Ok(()) }
 /// ```
 ///
-/// **The page is for operators.** Mount it where clients cannot reach it, because it shows the limits. It has no login
-/// of its own. It is read-only unless the program says [who may act](Self::operators).
+/// **The page is for operators.** Mount it where clients cannot reach it, because it shows the limits. The page has no
+/// login of its own. The page is read-only unless the program says [who may act](Self::operators).
 ///
 /// `GET` and `HEAD` requests get the page. A `POST` request sends the fields of a form of at most 16 KiB:
 ///
@@ -105,7 +104,7 @@ use crate::stats::Stats;
 ///   rule that reads another extension is explained as for a request without that extension.
 /// * A form that a browser sends for another site is refused (by `Sec-Fetch-Site`, or without it by comparing `Origin`
 ///   with `Host`). Another site may point its own name at this server (DNS rebinding), and a browser then treats both
-///   as one site. So a browser can act only if it uses an IP address, `localhost`, or a name that the program
+///   as one site. Therefore a browser can act only if it uses an IP address, `localhost`, or a name that the program
 ///   [lists](Self::hosts).
 /// * The page has no scripts, is sent with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys
 ///   are shown as text.
@@ -129,9 +128,9 @@ use crate::stats::Stats;
 /// | Has a colleague helped already? | *Done by operators* | `actions` in the JSON of the page |
 ///
 /// If each request [brings its quota](crate::Rule::quota_from), the page cannot find the quota for
-/// a fingerprint. It shows the used units of the key, and the recent refusals show the quota. To
-/// see the remaining units and the wait, explain a request, and state the quota in the field that
-/// brings it.
+/// a fingerprint. The page shows the used units of the key, and the recent refusals show the quota.
+/// To see the remaining units and the wait, explain a request, and state the quota in the field
+/// that brings it.
 #[derive(Clone)]
 pub struct StatusPage(Arc<PageContent>);
 
@@ -200,9 +199,9 @@ impl StatusPage {
     /// the operator's text, or returns `None` if the text is not a valid value. The form then has a field with this
     /// name, and programs send the field as `extension.NAME`. An empty field adds no extension.
     ///
-    /// With it, a rule with [`key::extension`](crate::key::extension) is explained as for a request that went through
-    /// authentication. The same applies to conditions, costs and plans that read the extension. Make the value that
-    /// your authentication would add to a request:
+    /// With the extension, a rule with [`key::extension`](crate::key::extension) is explained as for a request that
+    /// went through authentication. Conditions, costs and plans can read the extension, too. Make the value that your
+    /// authentication would add to a request:
     ///
     /// ```
     /// use tower_ratelimit::observe::{Stats, StatusPage};
@@ -252,9 +251,9 @@ impl StatusPage {
     /// process has, and why the store does not answer. [Operators](Self::operators) can change the settings on the
     /// page, and their tokens are valid in all processes.
     ///
-    /// If the fleet has a store, this process reports its counts every five seconds. Then the page shows up to 64
-    /// processes by name, and sums over these processes. A report has at most 8 kB, and disappears 20 seconds after its
-    /// process has ended.
+    /// If the fleet has a store, this process reports its counts every five seconds. In this case the page shows up to
+    /// 64 processes by name, and sums over these processes. A report has at most 8 kB, and disappears 20 seconds after
+    /// its process has ended.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn fleet(mut self, fleet: &crate::fleet::Fleet) -> Self {
@@ -326,7 +325,7 @@ impl StatusPage {
     /// Allows operators to unblock and reset keys, to [switch](Self::switch) modes, and to change the settings of a
     /// [fleet](Self::fleet). Without operators the page is read-only.
     ///
-    /// `who` returns the name of the operator who sent a request, or `None` if the sender may not act. It reads the
+    /// `who` returns the name of the operator who sent a request, or `None` if the sender may not act. `who` reads the
     /// data that your login adds to the request: an extension, or a header that a proxy sets and clients cannot set.
     /// `audit` gets each action after the action has ended: [who, what, which key, when, and the
     /// result](crate::observe::OperatorAction). Write it to your log.
@@ -365,11 +364,11 @@ impl StatusPage {
     /// * *Unblock* opens blocks. The used units of the rules' quotas stay used.
     /// * *Reset* forgets the used units of the keys, and opens blocks. Meters are kept, because they are billed.
     ///
-    /// Both take effect in this process at once. With Redis or another store, other processes remember denials, and may
-    /// still refuse the keys for about a second.
+    /// Both actions take effect in this process at once. With Redis or another store, other processes remember denials,
+    /// and may still refuse the keys for about a second.
     ///
-    /// A token is valid for one action within five minutes, and only for the operator who explained. So another site
-    /// cannot make a browser act, and a form that is sent twice acts only once.
+    /// A token is valid for one action within five minutes, and only for the operator who explained. Therefore another
+    /// site cannot make a browser act, and a form that is sent twice acts only once.
     ///
     /// Behind a load balancer, the next request may reach the page of another process. If the processes share a
     /// [fleet](Self::fleet), a token is valid once in each process, together with the fields that describe the request.
@@ -399,8 +398,8 @@ impl StatusPage {
 }
 
 impl StatusPage {
-    /// Lists the host names that browsers use for the page, such as `limits.example.com`, without a port. Then requests
-    /// to other names are refused with the status 421, from browsers and from programs.
+    /// Lists the host names that browsers use for the page, such as `limits.example.com`, without a port. Requests to
+    /// names that are not listed are refused with the status 421, from browsers and from programs.
     ///
     /// By default the page is shown under every name, but a browser can act only if it uses an IP address or
     /// `localhost`. The reason is that another site can point its own name at this server. Scripts of that site then
@@ -629,7 +628,8 @@ impl PageContent {
         explained
     }
 
-    /// Finds a listed key. Also returns, for each layer, the key with the policies of the rules for which it is listed.
+    /// Finds a listed key. Also returns, for each layer, the key with the policies of the rules for which the key is
+    /// listed.
     fn find_key(&self, fingerprint: &str) -> Result<(ListedKey, Vec<LayerKeys>), Wrong> {
         let listed = ListedKey::find(&self.stats.snapshot(), fingerprint)?;
         let targets = self.sources.iter();
@@ -638,8 +638,7 @@ impl PageContent {
         Ok((listed, targets))
     }
 
-    /// Returns the keys that a form describes, because another process explained them. This process explains the
-    /// request again.
+    /// Returns the keys that another process explained, by explaining the request or key of the form again.
     async fn explain_again(&self, form: &ExplainForm) -> Result<Vec<LayerKeys>, Wrong> {
         if let Some(fingerprint) = &form.fingerprint {
             return Ok(self.find_key(fingerprint).map_or_else(|_| Vec::new(), |(_, targets)| targets));

@@ -166,8 +166,8 @@ impl LayerKeys {
     }
 
     /// Removes all keys and policies except those that an action changes: under the policies with these names, or under
-    /// all policies if there are no names. `own` has the policies of an own action. If an error is returned, nothing
-    /// was removed.
+    /// all policies if there are no names. `own` has the names of the policies for which the program added the action.
+    /// If an error is returned, nothing was removed.
     pub(super) fn narrow(&mut self, act: &Act, own: &[&str], names: &[String]) -> Result<(), Wrong> {
         for name in names {
             if !self.held.iter().any(|held| held.policy.name() == name && can_reset(&held.policy)) {
@@ -246,8 +246,8 @@ fn is_concurrent(policy: &Policy) -> bool {
     policy.quota().algorithm() == Algorithm::Concurrency
 }
 
-/// Returns whether the page may reset states of a policy. It does not reset meters, because customers are billed by
-/// them.
+/// Returns whether the page may reset states of a policy. The page does not reset meters, because customers are billed
+/// by them.
 pub(super) fn can_reset(policy: &Policy) -> bool {
     !is_meter(policy)
 }

@@ -286,7 +286,7 @@ const OTHER_DEFAULTS: &[&str] = &[
     // None, or one of something.
     "its cost, by default one unit",
     "takes. 1 by default",
-    "The default is 0, which keeps none.",
+    "The default is 0, which stores no refusals.",
 ];
 
 /// The text between a number and the word that makes it a default.

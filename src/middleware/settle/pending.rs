@@ -1,4 +1,4 @@
-//! Tickets that are open until the response has come.
+//! Tickets whose charges stay open until the response has ended.
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -28,9 +28,9 @@ use crate::policy::Policy;
 /// The ticket of a request whose response has not ended yet, and the layer that charged the
 /// request.
 ///
-/// If the ticket is dropped before the response's head has come, the units that the request took stay taken, because
-/// the service may have done the work. There are two exceptions. A layer that refunds nested refusals refunds a request
-/// that an inner limit has refused. A rule that settles its charges follows its [`OnAborted`].
+/// If the ticket is dropped before the response's head has come, the request's charges are kept, because the service
+/// may have done the work. There are two exceptions. A layer that refunds nested refusals refunds a request that an
+/// inner limit has refused. A rule that settles its charges after the response follows its [`OnAborted`].
 pub(crate) struct OpenTicket<L: Limiter> {
     pub(crate) layer: Arc<Compiled<L>>,
     pub(crate) ticket: Ticket,
@@ -64,7 +64,7 @@ pub(crate) struct SentResponse {
     /// The number of bytes of the whole body, or `None` if it is unknown.
     pub(crate) length: Option<u64>,
     pub(crate) is_whole: bool,
-    /// True if the client gets no byte of the body, even if the server reads some of them.
+    /// True if the client gets no body, even if the server reads the service's body.
     pub(crate) is_bodiless: bool,
 }
 
@@ -90,13 +90,13 @@ impl<L: Limiter> OpenTicket<L> {
         open
     }
 
-    /// Refunds everything. After that, no cost can be stated, and no charge is settled.
+    /// Refunds all charges. Later, handlers can state no cost, and no charge is settled.
     fn refund_all(&mut self) {
         self.close();
         self.ticket.refund(&self.layer);
     }
 
-    /// Refunds everything, and updates what the response reports.
+    /// Refunds all charges, and updates the quotas that the response reports.
     pub(super) fn refund_and_report(&mut self) {
         self.close();
         self.ticket.refund_and_report(&self.layer);
@@ -109,7 +109,8 @@ impl<L: Limiter> OpenTicket<L> {
         }
     }
 
-    /// Settles the open charges, because the response ends here. It is complete only if all its bytes were counted.
+    /// Settles the open charges at the end of the response. The response is complete only if all its bytes were
+    /// counted.
     fn settle_rest(&mut self) {
         if self.copies.take().is_some_and(|copies| copies.are_refused()) {
             self.refund_all();
@@ -179,7 +180,7 @@ impl SentResponse {
 
 /// An [`OpenTicket`] whose limiter's type is erased.
 pub(crate) trait AnyTicket: Send + Sync {
-    /// Settles what the response's head decides, and adds the layer's headers to it.
+    /// Settles the charges that the response's head decides, and adds the layer's headers to the head.
     fn finish_head(&mut self, head: &mut Parts);
 
     /// Returns whether the end of the body settles a charge or returns units that the request
@@ -196,7 +197,7 @@ pub(crate) trait AnyTicket: Send + Sync {
     /// follow.
     fn count(&mut self, bytes: u64, is_last: bool);
 
-    /// Settles the open charges, because the body ends here. It is complete only if all its bytes were counted.
+    /// Settles the open charges at the end of the body. The body is complete only if all its bytes were counted.
     fn end(&mut self);
 
     /// Settles the open charges after the body, or the work of the handler, was completed.

@@ -17,12 +17,12 @@ const SETTLED: u64 = u64::MAX - 1;
 /// The maximum number of units that can be stated.
 const MOST: u64 = u64::MAX - 2;
 
-/// A handle with which a handler states what its request cost. If a layer has a rule that is [settled by
+/// A handle with which a handler states the cost of its request. If a layer has a rule that is [settled by
 /// usage](crate::Rule::settle_by_usage), each request that passes the layer has the handle in its extensions.
 ///
 /// Clone it freely, for example into the stream that makes the response's body. The last statement counts. The cost is
-/// settled when the response's body has ended or was dropped; later statements have no effect. An
-/// empty body has ended when the response's head is sent.
+/// settled when the response's body has ended or was dropped; later statements have no effect. A response without a
+/// body has ended when its head is sent.
 ///
 /// The handle has no effect if no rule that is settled by usage charged the request, or if the limiter failed. A
 /// request that goes to the [overflow](crate::RateLimitLayer::overflow) has no handle.
@@ -66,8 +66,8 @@ impl Usage {
         self.0.is_empty()
     }
 
-    /// States the whole cost of the request, in units; 0 refunds everything. Returns `false` if the cost was settled
-    /// before.
+    /// States the whole cost of the request, in units. A cost of 0 refunds all units. Returns `false` if the cost was
+    /// settled before.
     pub fn set(&self, units: u64) -> bool {
         self.state(|_| units)
     }

@@ -16,7 +16,7 @@ pub(in crate::rules) struct RulesHistory {
 pub(super) struct StoredNames {
     before: RulesHistory,
     history: RulesHistory,
-    /// The line of the rule that has each name.
+    /// For each name, the line of the rule that has the name.
     lines: HashMap<Box<str>, usize>,
 }
 

@@ -153,8 +153,8 @@ impl Binder<'_, '_> {
         }
     }
 
-    /// Makes a rule with several quotas. Their states are stored by the indexes of the quotas in the list, so that a
-    /// quota keeps its usage when it changes.
+    /// Makes a rule with several quotas. The states of a quota are stored by the index of the quota in the list, so
+    /// that the usage is kept when the quota changes.
     fn rule_of_all(&mut self, position: Position, name: &str, stored: &str, quotas: &[At<Quota>]) -> Option<Rule> {
         // The texts of the file's quotas name the policies. These texts do not include the room that the states need,
         // so the quotas with that room are put into the policies afterwards.
@@ -194,8 +194,9 @@ impl Binder<'_, '_> {
         self.or_problem(position, policy)
     }
 
-    /// Returns the policy with its states stored under a name, and with a number that identifies these rules. With that
-    /// number, the policy does not contradict its earlier version, under which requests are still decided.
+    /// Returns the policy with its states stored under a name, and with a number that identifies these rules. The
+    /// number prevents a warning that the policy contradicts its earlier version, under which requests are still
+    /// decided.
     fn stored_as(&self, policy: &Policy, stored: &str) -> Result<Policy, ConfigError> {
         policy.following(*policy.quota(), Arc::as_ptr(self.names).addr()).stored_as(stored)
     }
@@ -222,7 +223,7 @@ impl Binder<'_, '_> {
         roomy
     }
 
-    /// Makes the limits of a domain, and adds a rule for each.
+    /// Makes the limits of a domain, and adds a rule for each limit.
     fn tree(&mut self, spec: &DomainSpec) -> Tree {
         let root = self.level(&spec.name, &spec.descriptors, &mut Vec::new());
         Tree { domain: spec.name.clone(), root, describe: self.names.describe.clone() }
@@ -275,12 +276,12 @@ impl Binder<'_, '_> {
         self.rules.push(rule.behind(first));
     }
 
-    /// Adds the problem if there is an error.
+    /// Returns the value, or adds a problem if `made` is an error.
     fn or_problem<T>(&mut self, position: Position, made: Result<T, ConfigError>) -> Option<T> {
         made.map_err(|error| self.problems.add(RulesErrorKind::Value, position, error.to_string())).ok()
     }
 
-    /// Adds the problem if there is an error.
+    /// Returns the value, or adds a problem if `made` is an error.
     fn key_or_problem<T>(&mut self, made: Result<T, KeyError>) -> Option<T> {
         made.map_err(|error| self.problems.add(RulesErrorKind::Name, error.position, error.value)).ok()
     }

@@ -47,7 +47,7 @@ pub(super) fn is_domain(root: &Node<'_>) -> bool {
     (has("domain") || has("descriptors")) && !has("rules")
 }
 
-/// A method here that returns `None` has added a problem.
+/// Each of these methods adds a problem if it returns `None`.
 impl ValueReader<'_, '_, '_> {
     pub(super) fn domain(&mut self, root: &Node<'_>) -> Option<DomainSpec> {
         let fields = self.fields(root, "a file in Envoy's form", DOMAIN)?;
@@ -251,7 +251,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads a text. Like Envoy's service, it also accepts a number or a truth value. An empty text counts as absent.
+    /// Reads a text. A number or a truth value is also accepted, as in Envoy's service. An empty text counts as absent.
     fn any_text(&mut self, fields: &Fields<'_, '_>, field: &str) -> Option<Option<Box<str>>> {
         let Some(node) = fields.get(field) else { return Some(None) };
         match (&node.value, node.kind()) {

@@ -70,7 +70,7 @@ pub(crate) fn read_and_look<T>(
     problems.into_result(built)
 }
 
-/// A method here that returns `None` has added a problem.
+/// Each of these methods adds a problem if it returns `None`.
 impl ValueReader<'_, '_, '_> {
     fn file(&mut self, root: &Node<'_>) -> FileSpec {
         let mut file = FileSpec::default();

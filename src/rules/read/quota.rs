@@ -1,4 +1,4 @@
-//! Reading quotas, plans, blocks and costs.
+//! Reads quotas, plans, blocks and costs.
 
 use std::time::Duration;
 
@@ -174,8 +174,8 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads the number of refusals per time after which a key is blocked. It is written as a quota
-    /// without options.
+    /// Reads the number of refusals per time after which a key is blocked. The text has the form of
+    /// a quota without options.
     fn strikes(&mut self, node: &Node<'_>) -> Option<Quota> {
         let text = self.text(node, "after")?;
         let quota = self.parsed(text, node.position)?.value;
@@ -312,8 +312,8 @@ impl ValueReader<'_, '_, '_> {
     }
 
     /// Refuses a cost that no request can pay, because it is above the capacity of a quota. Also refuses a cost in
-    /// another unit than that of the quotas. The position of such a problem is that of the cost if the rule itself
-    /// states the cost, and otherwise that of the quota.
+    /// another unit than that of the quotas. The problem has the position of the cost if the rule itself states the
+    /// cost, and otherwise the position of the quota.
     pub(super) fn check_cost(&mut self, cost: Option<&At<CostSpec>>, quota: &QuotaSpec, is_own: bool) {
         let quotas: Vec<&At<Quota>> = match quota {
             QuotaSpec::All(quotas) => quotas.iter().collect(),

@@ -109,8 +109,8 @@ impl ValueReader<'_, '_, '_> {
         })
     }
 
-    /// Refuses fields that a rule with a pace cannot have. It reports only fields that the rule
-    /// itself writes.
+    /// Refuses fields that a rule with a pace cannot have. Only fields that the rule itself writes
+    /// are refused.
     fn refuse_settings_of_requests(&mut self, fields: &Fields<'_, '_>) {
         for field in ["cost", "warn-at", "block", "candidate"] {
             if let Some(node) = fields.get(field) {

@@ -161,7 +161,7 @@ impl SharedSettings {
     }
 }
 
-/// A method here that returns an error has added a problem.
+/// Each of these methods adds a problem if it returns an error.
 impl ValueReader<'_, '_, '_> {
     /// Reads `defaults` and `templates`.
     pub(super) fn shared(&mut self, fields: &Fields<'_, '_>) -> SharedSettings {

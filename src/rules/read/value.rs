@@ -28,7 +28,8 @@ pub(in crate::rules) const NOT: &[&str] =
 pub(crate) struct KnownNames<'a> {
     pub(crate) keys: &'a [&'a str],
     pub(crate) actions: &'a [&'a str],
-    /// True if there are no other names. Otherwise unknown names are noted and are not problems.
+    /// True if there are no other names. If there may be other names, unknown names are noted and
+    /// are not problems.
     pub(crate) are_all: bool,
 }
 
@@ -37,8 +38,8 @@ pub(super) struct Fields<'n, 'a> {
     pub(super) what: &'static str,
     pub(super) position: Position,
     pub(super) entries: &'n [MapField<'a>],
-    /// The known fields that are similar to misspelt fields. Such fields are not also reported as
-    /// missing.
+    /// The known fields that are similar to misspelt fields. A field for which a misspelt field was
+    /// reported is not also reported as missing.
     pub(super) meant: Vec<&'static str>,
 }
 
@@ -52,8 +53,8 @@ impl<'n, 'a> Fields<'n, 'a> {
     }
 }
 
-/// Returns a suggestion for a field without a value. Such a field is the end of a text that has a comma, as in
-/// `{quota: 100 per minute, burst 20}`, or a field and its value without a space between them.
+/// Returns a suggestion for a field without a value. A field without a value is often the end of a text that has a
+/// comma, as in `{quota: 100 per minute, burst 20}`, or a field and its value without a space between them.
 pub(super) fn meant_by_bare(entries: &[MapField<'_>], at: usize, known: &[&str]) -> Option<String> {
     let entry = entries.get(at)?;
     if !matches!(&entry.node.value, NodeValue::Scalar { text, is_plain: true } if text.is_empty()) {
@@ -78,7 +79,7 @@ pub(super) struct ValueReader<'p, 't, 'n> {
     pub(super) patterns: usize,
 }
 
-/// A method here that returns `None` has added a problem.
+/// Each of these methods adds a problem if it returns `None`.
 impl ValueReader<'_, '_, '_> {
     /// Reads a field that may be absent.
     pub(super) fn optional<T>(
