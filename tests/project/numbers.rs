@@ -88,7 +88,7 @@ const PROMISES: &[Promise] = &[
         &["checks wait for {} attempts, which takes", "or after {} failed attempts"],
     ),
     ("src/limiter/redis/connection/reconnect.rs::IDLE", &["the connection is probed after {} without a check"]),
-    ("src/limiter/remote/events.rs::QUIET", &["and none has failed for {}.", "and none failed for {} |"]),
+    ("src/limiter/remote/events.rs::QUIET", &["no check has failed for {}.", "and none failed for {} |"]),
     ("src/limiter/store/silence.rs::DEADLINES", &["until nothing was heard for {} deadlines"]),
     ("src/limiter/store/calls.rs::LISTENS", &["{} more, so that it knows that the store is there"]),
     (
@@ -200,10 +200,10 @@ const PROMISES: &[Promise] = &[
     ),
     (
         "src/client/obey/layer.rs::KEYS",
-        &["how many keys are known at a time, by default {},", "at most {} keys, of about 500 bytes"],
+        &["how many keys the layer remembers at a time, by default {}.", "at most {} keys, of about 500 bytes"],
     ),
     ("cli/src/replay/args.rs::CLIENTS", &["`--max-clients` bounds them, {} by default"]),
-    ("src/client/advice.rs::POLICIES_MAX", &["and keeps at most {} policies."]),
+    ("src/client/advice.rs::POLICIES_MAX", &["and the advice holds at most {} policies."]),
     ("src/quota/spec.rs::UNITS_MAX", &["go up to {}. A", "| limits, bursts and other numbers of units | {_} | {} |"]),
     (
         "src/quota/spec.rs::PLACES_MAX",
