@@ -377,8 +377,8 @@ impl ChargeDecision {
     }
 
     /// Copies the answer of a called function word by word. With such a copy, the compiler builds an answer that comes
-    /// from a call or from inlined code in registers. Otherwise the compiler would copy words that were just written,
-    /// which stalls on store forwarding.
+    /// from a call or from inlined code in registers. Without the copy word by word, the compiler would copy words
+    /// that were just written, which stalls on store forwarding.
     #[inline(always)]
     pub(crate) fn in_words(self) -> Self {
         let Self { limit, remaining, reset_us, retry_us, window_us, delay_us, position, receipt } = self;
@@ -427,8 +427,8 @@ impl ChargeDecision {
     }
 
     /// Returns the answer for a cost of `actual` instead of `charged`. If the whole quota is available with this
-    /// cost, the reset is zero. Otherwise only the limiter knows when the whole quota is available, and the
-    /// reset stays.
+    /// cost, the reset is zero. If a part of the quota stays used, only the limiter knows when the whole quota
+    /// is available, and the reset stays.
     pub(crate) fn with_cost_changed(&self, charged: u64, actual: u64) -> Self {
         let remaining = self.remaining.saturating_add(charged).saturating_sub(actual).min(self.limit);
         let is_whole = remaining == self.limit && self.reset_after().is_some();

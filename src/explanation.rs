@@ -103,9 +103,9 @@ impl Explanation {
     }
 
     /// Returns the longest time for which the request would wait in line for units of a [concurrency
-    /// limit](crate::Quota::concurrent). It is unknown whether units are freed in this time. So
-    /// [`passes`](Self::passes) is `false`, and the outcome is that of a request that waits without success.
-    /// Returns `None` if the request would not wait in line.
+    /// limit](crate::Quota::concurrent). It is unknown whether units are freed in this time. For a request
+    /// that would wait, [`passes`](Self::passes) is `false`, and the outcome is that of a request that waits
+    /// without success. Returns `None` if the request would not wait in line.
     #[must_use]
     pub fn wait_in_line(&self) -> Option<Duration> {
         self.line_wait

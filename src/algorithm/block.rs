@@ -13,8 +13,8 @@
 //! denied request begins the block again, with the length that a new block would have now. A forced charge takes the
 //! units that are left. The decision on a forced charge says whether the key is closed after the charge.
 //!
-//! A window begins only with its first strike. So a key may stay open after up to `2·limit − 2` strikes
-//! within one period.
+//! A window begins only with its first strike. A key may therefore stay open after up to `2·limit − 2`
+//! strikes within one period.
 //!
 //! # 2 Parameters
 //!
@@ -28,14 +28,15 @@
 //! how many blocks are remembered, a flag, the strikes counted, and a span.
 //!
 //! * Fewer strikes than the limit: the key is open, and these strikes count. The span is the time between the end
-//!   of the window and the end of the memory of blocks. The flag says that the memory ends later.
+//!   of the window and the instant at which the blocks are forgotten. The flag is set if the blocks are forgotten
+//!   after the window's end.
 //! * The limit or more: these strikes closed the key. The state's instant is the block's end plus the time for which a
 //!   block is remembered. The span is the time between the end of the block and the end of the window in which the
-//!   strikes counted. The flag says that the window ends later. The number of remembered blocks says how long the
-//!   block is, because the quota itself began it.
-//! * No strikes: the key is closed, and only time or a reset opens it. The span is how long the block is. An
-//!   operator closed the key by hand for a time, another quota closed it, or more strikes closed it than a state
-//!   counts.
+//!   strikes counted. The flag is set if the window ends after the block. The length of the block follows from the
+//!   number of remembered blocks, because the quota itself began the block.
+//! * No strikes: the key is closed, and only time or a reset opens it. The state's span is the length of the
+//!   block. An operator closed the key by hand for a time, another quota closed it, or more strikes closed it
+//!   than a state counts.
 //!
 //! If the clock steps back, a closed key waits longer by at most the length of its block.
 //!
@@ -48,8 +49,9 @@
 //! The blocks before the undone block are remembered as they were.
 //!
 //! So a refund undoes only what its own strikes did. While the window lasts, strikes beyond the limit also count.
-//! Such strikes come from operators, or from denied requests if the quota counts these. After the window, a strike
-//! of either origin keeps the key closed. A block that has ended stays remembered.
+//! Strikes beyond the limit come from operators, or from denied requests if the quota counts these. After the
+//! window, a strike beyond the limit keeps the key closed, whether it came from an operator or a denied request.
+//! A block that has ended stays remembered.
 
 use crate::base::time::PERIOD_US_MAX;
 use crate::decision::ChargeDecision;
@@ -451,7 +453,7 @@ impl PairAlgorithm for Block {
     }
 
     /// Whether the state lies further ahead than any block could. A block that was made by hand may be longer
-    /// than the quota's own blocks. Such a block is clamped to its own length.
+    /// than the quota's own blocks. A block that was made by hand is clamped to its own length.
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         state.at.saturating_sub(now) > PERIOD_US_MAX + self.lasting.memory_us
     }

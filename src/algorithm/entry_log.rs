@@ -2,8 +2,8 @@
 //!
 //! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. The entry counts in
 //! full until `start + period`. After `start + period`, the edge of the trailing period passes over the
-//! sub-window. While the edge passes, the sub-window counts in part, in full, or not at all. So every decision
-//! needs only the oldest few entries and the total.
+//! sub-window. While the edge passes, the sub-window counts in part, in full, or not at all. Every decision
+//! therefore needs only the oldest few entries and the total.
 //!
 //! If the clock steps back by at most a period, time stands still for the key. If the clock steps back further, all
 //! entries become one entry in the first sub-window that begins no earlier than now. All entries begin later than that

@@ -13,8 +13,8 @@
 //!   the level above `burst`.
 //! * A **leaky bucket as a queue** gives each admitted request a departure time. The request departs when the backlog
 //!   before it has drained, except for the part that may pass at once. The part that may pass at once is
-//!   `delay_after` units, minus the request's units beyond the first. So the next request departs later by the
-//!   spacing of this request's cost. The requests that depart in any interval have at most `length/interval +
+//!   `delay_after` units, minus the request's units beyond the first. Each request delays the next one's departure by
+//!   the spacing of its own cost. The requests that depart in any interval have at most `length/interval +
 //!   delay_after + 1` units in all, or the cost of one request if that is more.
 //!
 //! Each of the four algorithms guarantees at most `burst + length/interval` units in any interval of the length
@@ -34,8 +34,8 @@
 //! # 3 State
 //!
 //! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now is not a state.
-//! If the clock stepped back, the instant may lie too far ahead of now. Such an instant is clamped to the capacity
-//! and the allowed debt together.
+//! If the clock stepped back, the instant may lie too far ahead of now. An instant that lies too far ahead is
+//! clamped to the capacity and the allowed debt together.
 
 use std::fmt::Debug;
 use std::ops::{Add, Sub};

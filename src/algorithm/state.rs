@@ -96,8 +96,8 @@ pub(crate) trait PairAlgorithm {
 
     /// Returns whether a decision at `now` would begin a new count, although this state, or an expired state, still
     /// counts at an earlier instant. If a decision would begin a new count, the clock has to be read after the state.
-    /// Otherwise units that still count would be forgotten if the clock stepped back between the two readings. A
-    /// bucket forgets nothing, because the instant at which it is empty only moves ahead.
+    /// If the clock were read first and then stepped back, units that still count would be forgotten. A bucket
+    /// forgets nothing, because the instant at which it is empty only moves ahead.
     #[inline(always)]
     fn counts_anew(&self, _state: Option<Pair>, _now: u64) -> bool {
         false
@@ -124,8 +124,8 @@ pub(crate) trait PairAlgorithm {
     /// Returns the longest time from now after which units of another quota may be freed. If a denied
     /// charge finds a state of another quota whose units are all freed within this time, the charge
     /// leaves the state as it is. If some units are freed later, the charge writes the converted state.
-    /// Otherwise each request would convert the old state again, and the end of a window that is a
-    /// period from now would move on with the clock.
+    /// If the charge did not write the state, each request would convert the old state again, and the
+    /// end of a window that is a period from now would move on with the clock.
     ///
     /// Windows return two periods, or the time until the end of the calendar's next window. Buckets return the time
     /// in which a full bucket with its allowed debt drains.

@@ -136,8 +136,8 @@ impl Carried {
     }
 
     /// Returns the entries as the new quota counts them, the oldest first. The returned entries keep at most the
-    /// newest `most` units, and at most `each` units in one entry. Units are rounded up from the newest entry on. So
-    /// the sum of the entries that remain is also rounded up after the older entries have expired.
+    /// newest `most` units, and at most `each` units in one entry. Units are rounded up from the newest entry on, so
+    /// that the sum of the remaining entries is also rounded up after older entries have expired.
     pub(super) fn scaled(&self, entries: &[(u64, u64)], most: u64, each: u64) -> Vec<(u64, u64)> {
         let (mut sum, mut before) = (0_u64, 0);
         let mut scaled: Vec<(u64, u64)> = Vec::new();

@@ -69,8 +69,8 @@ pub(crate) const ANTHROPIC: [(&str, [&str; 3]); 4] = [
     ),
 ];
 
-/// The headers that hold the status of a refusal over gRPC. The refusal is a response with headers only. So over
-/// gRPC-Web, a browser shows these headers to scripts only if they are exposed.
+/// The headers that hold the status of a refusal over gRPC. The refusal is a response with headers only. Over
+/// gRPC-Web, a browser therefore shows the status headers to scripts only if the headers are exposed.
 pub(crate) const GRPC_STATUS: [&str; 4] =
     ["grpc-status", "grpc-message", "grpc-status-details-bin", "grpc-retry-pushback-ms"];
 

@@ -191,8 +191,8 @@ mod with {
         zone: TimeZone,
     }
 
-    /// Names in a database that are not names of places. The first two stand for a different zone on each machine, and
-    /// the other names stand for no zone.
+    /// Names in a database that are not names of places. The first two names stand for a different zone on each
+    /// machine, and the other names stand for no zone.
     const NO_PLACES: [&str; 4] = ["localtime", "posixrules", "Factory", "Etc/Unknown"];
 
     static BUILT_IN: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);

@@ -103,9 +103,9 @@ impl Advice {
     ///
     /// * [`retry_after`](Self::retry_after) takes precedence, as the drafts require, because a reset
     ///   may be the time until the quota is full again.
-    /// * Otherwise the wait ends at the latest reset of the [exhausted](PolicyAdvice::is_exhausted) policies. If
-    ///   the server reports when the quota is full again, as OpenAI does, the wait is longer than the next
-    ///   request needs.
+    /// * If `retry_after` is `None`, the wait ends at the latest reset of the
+    ///   [exhausted](PolicyAdvice::is_exhausted) policies. If the server reports when the quota is full again,
+    ///   as OpenAI does, the wait is longer than the next request needs.
     /// * A wait of zero counts as no wait.
     ///
     /// The wait may be as long as 366 days, the longest period of a quota. Cap it before you wait.

@@ -107,7 +107,8 @@
 //! # Limits of the reading
 //!
 //! * A reset in milliseconds from now is misread by a factor of 1,000, because such a number looks like
-//!   seconds. Servers that send such resets are rare. The error makes the wait longer, never shorter.
+//!   seconds. Servers that send such resets are rare. Misreading a reset in milliseconds makes the wait
+//!   longer, never shorter.
 //! * If a response's `Date` and a reset that is a date come from clocks that differ, the time until the
 //!   reset is wrong. Resets in seconds do not depend on any clock.
 //! * Waits in bodies are not read, such as Telegram's `retry_after` or Google's `RetryInfo` in JSON. Waits

@@ -14,8 +14,8 @@ const TRUSTED_US: u64 = 1_000;
 const PATIENCE: u64 = 16;
 
 /// Between two answers of the operating system, the clock is slower than the counter by one part in this many. The
-/// clock is slowed by more than the error of the counter's rate. So the next answer is seldom earlier than the
-/// clock.
+/// clock is slowed by more than the error of the counter's rate. The system's next answer is therefore seldom
+/// earlier than the clock.
 const SLOWER: u64 = 1_000;
 
 /// The longest time in microseconds that the operating system may take to answer. A slower answer would be older

@@ -37,8 +37,8 @@ pub use crate::base::time::Timestamp;
 ///
 /// * A step forward frees the units that would have been freed in the skipped time.
 /// * A step back gives no key a second quota while the limiter keeps the key's state, because a window
-///   that has begun continues. The step costs a key at most the time in which its full bucket drains,
-///   or one window.
+///   that has begun continues. A step back costs a key at most the time in which its full bucket
+///   drains, or one window.
 ///
 /// A clock must not call the limiter that reads it, because the limiter may hold a lock.
 #[diagnostic::on_unimplemented(

@@ -20,8 +20,8 @@ const GLANCE_US: u64 = 10_000;
 /// operating system's monotonic clock.
 ///
 /// When the clock is read, it compares itself with the calendar time, at most ten times per second. If the clock
-/// differs from the calendar time by a tenth of a second or more, it steps to the calendar time, forward or back. So
-/// windows of the calendar begin and end with the calendar also in these cases:
+/// differs from the calendar time by a tenth of a second or more, it steps to the calendar time, forward or back.
+/// Windows of the calendar therefore begin and end with the calendar also in these cases:
 ///
 /// * after the machine was suspended, during which the monotonic clock may have stood still;
 /// * after the system's time is corrected, for example on a device that starts in 1970 and gets the time

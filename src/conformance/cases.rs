@@ -363,8 +363,9 @@ cases! {
         ensure(bench.take(&[]).await?.is_allowed(), "a set without charges was denied")
     }
 
-    /// A refund of strikes that closed a key undoes only their block. The other strikes still count, and the next
-    /// block is as long as if the undone block had never begun. A key that an operator closed stays closed.
+    /// A refund of strikes that closed a key undoes only their block. Other strikes of the key still count, and
+    /// the next block is as long as if the undone block had never begun. A key that an operator closed stays
+    /// closed.
     #[fix = "see Quota::block: keep the strikes that closed a key, and the state before them, until the block ends"]
     async fn refund_of_strikes_undoes_their_block(bench) {
         if !bench.supports(block()) {

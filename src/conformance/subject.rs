@@ -26,9 +26,9 @@ pub trait Subject {
 
     /// Runs a task of the suite concurrently with its other tasks, by default on a separate thread.
     ///
-    /// Override this if the limiter's futures need a runtime, for example with `tokio::spawn(task)`. If
-    /// you override it, call the suite in a runtime with several threads, because tasks that take turns
-    /// on one thread hide races.
+    /// Override this if the limiter's futures need a runtime, for example with `tokio::spawn(task)`.
+    /// With your own `spawn`, call the suite in a runtime with several threads, because tasks that take
+    /// turns on one thread hide races.
     fn spawn(&self, task: Task) {
         spawn(task);
     }

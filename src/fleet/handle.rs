@@ -362,8 +362,8 @@ impl Fleet {
         Ok(reports.into_iter().map(|report| (Arc::clone(&report.text), is_own(&report))).collect())
     }
 
-    /// Returns the secret that all processes share. The first change makes the secret. Returns `None` if the
-    /// store does not answer.
+    /// Returns the secret that all processes share. The first change of the settings makes the secret.
+    /// Returns `None` if the store does not answer.
     #[cfg(feature = "status")]
     pub(crate) async fn shared_secret(&self) -> Option<u128> {
         if self.secret().is_none() && self.in_force().error.is_none() {
@@ -507,8 +507,8 @@ trait MakeChanges: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> 
 
 impl<F: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sync + 'static> MakeChanges for F {}
 
-/// Runs a function that takes milliseconds or calls the application, on a thread that may block. Otherwise a text of
-/// 900 kB would delay the other tasks of a worker thread.
+/// Runs a function that takes milliseconds or calls the application, on a thread that may block. On a worker thread
+/// of the runtime, a text of 900 kB would delay other tasks.
 async fn aside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, FleetError> {
     tokio::task::spawn_blocking(run).await.map_err(|error| {
         FleetError::new(FleetErrorKind::Unavailable, "the call was cut off, so it may be done or not").caused_by(error)
@@ -631,7 +631,7 @@ impl Inner {
         report(&observers, &event);
     }
 
-    /// Makes all tables follow the document in force. No lock is held, because the tables call the application. So the
+    /// Makes all tables follow the document in force. No lock is held, because the tables call the application. The
     /// function starts again if another document has come into force meanwhile.
     fn apply(&self) {
         loop {

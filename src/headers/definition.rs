@@ -52,10 +52,10 @@ use super::wait::{Jitter, Waits};
 ///   describe one quota always come from one source:
 ///   * Lists are extended. If both sources have an item for a policy, the source with fewer remaining
 ///     units is used in both headers.
-///   * Single-valued headers of the response stay if their `remaining` is at most the layer's.
-///     Otherwise the layer's headers replace them, and also replace other headers that describe the
-///     same quota, such as `X-RateLimit-Used` next to `X-RateLimit-Limit`. Headers of another family
-///     stay, such as `X-RateLimit-Limit-Tokens`.
+///   * Single-valued headers of the response stay if their `remaining` is at most the layer's. If their
+///     `remaining` is higher or cannot be read, the layer's headers replace them and all other headers
+///     that describe the same quota, such as `X-RateLimit-Used` next to `X-RateLimit-Limit`. Headers of
+///     another family stay, such as `X-RateLimit-Limit-Tokens`.
 ///   * The later `Retry-After` stays.
 ///   * A value that cannot be read is replaced, because clients would ignore the value or the whole
 ///     header.
@@ -178,9 +178,9 @@ impl Headers {
     /// Servers encode the reset in different ways, so you have to choose an encoding.
     ///
     /// Older versions of `ratelimit-header-parser` (npm) read `RateLimit` first, and expect the format
-    /// of draft 07. Such versions find no numbers in draft 11's `RateLimit`. If your clients use such
-    /// versions, do not send [`draft_11`](Self::draft_11) together with this format. Send this format
-    /// alone, or [`draft_07`](Self::draft_07).
+    /// of draft 07. These parser versions find no numbers in draft 11's `RateLimit`. If your clients
+    /// use such versions, do not send [`draft_11`](Self::draft_11) together with this format. Send this
+    /// format alone, or [`draft_07`](Self::draft_07).
     #[must_use]
     pub fn x_rate_limit(reset: ResetEncoding) -> Self {
         Self::with(vec![
@@ -309,7 +309,7 @@ impl Headers {
     /// [`RateLimitLayer::policies`](crate::RateLimitLayer::policies) returns. If no policy with this name
     /// applied to a request, the response does not get these headers.
     ///
-    /// So each policy can have separate headers:
+    /// With this method, each policy can have separate headers:
     ///
     /// ```
     /// use tower_ratelimit::{

@@ -68,8 +68,8 @@ pub(super) struct Precise {
 }
 
 /// If a capacity refills in less than this time, `r` is the number of units that pass within the next second, and not
-/// the number that can pass at this instant. Otherwise a client that waits for a whole second whenever nothing remains
-/// would get less than half of such a quota.
+/// the number that can pass at this instant. If `r` were the number that can pass at this instant, a client that
+/// waits for a whole second whenever nothing remains would get less than half of such a quota.
 const SHORT_REFILL_US: u64 = SECOND_US / 2;
 
 /// A window of at least this time is reported in whole seconds only, which lengthens the window by less than a

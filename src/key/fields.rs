@@ -30,7 +30,7 @@ pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 ///
 /// All requests with several headers of this name share one key, because the service may read another
 /// value than the charged value. Requests with several headers are not treated as requests without a
-/// key. Otherwise a client could send its API key twice to escape a rule with
+/// key. If they were treated so, a client could send its API key twice to escape a rule with
 /// [`MissingKey::Exempt`](crate::MissingKey::Exempt).
 ///
 /// A client can send any value. Unless an outer layer or a proxy checks the value, a client can invent
@@ -282,8 +282,8 @@ impl IntoKey for Method {
     }
 }
 
-/// Returns the header's value if the request has exactly one such header. Otherwise returns the key to
-/// use instead, if there is one.
+/// Returns the header's value if the request has exactly one such header. If the request has none or
+/// several such headers, returns the key to use instead, if there is one.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a HeaderValue, Option<Key>> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

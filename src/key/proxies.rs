@@ -33,11 +33,11 @@ pub(super) const ENTRIES_MAX: usize = 64;
 /// * With a [count](Self::count) of *n*, the client is the *n*-th entry from the right, because each of
 ///   the *n* proxies appended the address that called this proxy. A client that reaches the server
 ///   without these proxies can claim any address.
-/// * With [networks](Self::networks), a peer outside of the networks is itself the client. Otherwise
-///   entries are read from the right while they are in the networks. The first entry outside of the
-///   networks is the client. If all entries are in the networks, the client is the leftmost entry. List
-///   only the networks of your proxies, because a client in one of these networks is trusted like a
-///   proxy.
+/// * With [networks](Self::networks), a peer outside of the networks is itself the client. If the peer
+///   is in the networks, entries are read from the right while they are in the networks. The first
+///   entry outside of the networks is the client. If all entries are in the networks, the client is the
+///   leftmost entry. List only the networks of your proxies, because a client in one of these networks
+///   is trusted like a proxy.
 /// * If the header does not report an address, the client is unknown. An unknown client is limited
 ///   under a key that [`client_ip`](super::client_ip) describes, and is never treated as a proxy. There
 ///   are two cases:

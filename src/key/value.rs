@@ -89,7 +89,7 @@ impl Key {
         single(PartKind::Keyless, &[])
     }
 
-    /// Returns the key that the unknown clients of `proxy` share. `kind` is the reason why their
+    /// Returns the key that the unknown clients of `proxy` share. `kind` is the reason why the clients'
     /// addresses are unknown.
     pub(super) fn unknown_client(kind: PartKind, proxy: Option<IpAddr>) -> Self {
         match proxy {

@@ -77,8 +77,8 @@ impl<L: Limiter> Blocks<L> {
     /// Closes a key for the time `lasting`. Returns how long the key is closed. The returned time is longer than
     /// `lasting` if the key was already closed for longer.
     ///
-    /// The time is rounded up: to whole seconds up to 1,000 seconds, to minutes up to 1,000 minutes, to
-    /// hours up to 1,000 hours, and then to days. The time is at most 366 days.
+    /// `lasting` is rounded up: to whole seconds up to 1,000 seconds, to minutes up to 1,000 minutes,
+    /// to hours up to 1,000 hours, and then to days. A longer time than 366 days becomes 366 days.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -93,10 +93,10 @@ impl<L: Limiter> Blocks<L> {
     /// Opens a key and forgets its strikes and earlier blocks. With Redis or another store, other processes remember
     /// denials, and may continue to refuse the key for about a second.
     ///
-    /// The other quotas keep the units that the key has used, so the key's next request may be refused
-    /// again. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) opens the blocks of a layer and
-    /// resets its quotas. On a [status page](crate::guide::observing#a-status-page), operators can open
-    /// blocks and reset quotas.
+    /// All other policies keep the units that the key has used, so the key's next request may be
+    /// refused again. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) opens the blocks of a
+    /// layer and resets its quotas. On a [status page](crate::guide::observing#a-status-page),
+    /// operators can open blocks and reset quotas.
     ///
     /// # Errors
     /// Returns the limiter's error.

@@ -120,8 +120,9 @@ const KEYS: usize = 10_000;
 ///   second passes 50 requests per second.
 /// * Requests are sent in the order in which they arrived. After a pause, the layer sends one request
 ///   as a probe. If the response says what remains, the layer sends as many requests at once as remain.
-///   Otherwise each success allows one more request in flight, so that the number doubles with each
-///   round trip. If no response arrives for ten seconds, the layer sends the next request anyway.
+///   If responses do not say what remains, each success allows one more request in flight, so that the
+///   number doubles with each round trip. If no response arrives for ten seconds, the layer sends the
+///   next request anyway.
 /// * The [wait](Self::max_wait) of a request is bounded, and the [number of waiting
 ///   requests](Self::max_waiting) as well. A request that would have to wait longer fails at once, with
 ///   an [`ObeyError`](super::ObeyError) that says how long the wait would be.
@@ -227,8 +228,8 @@ impl ObeyLayer {
     /// ```
     ///
     /// * With a limiter on Redis, all processes share the quota. The requests of a key in a process ask the
-    ///   limiter one after the other, so that they are sent in order. So a request to which the quota does
-    ///   not apply also waits behind the requests before it.
+    ///   limiter one after the other, so that they are sent in order. A request to which the quota does not
+    ///   apply therefore also waits behind the requests before it.
     /// * A request takes all policies of one `own_quota` call in one step. If the method was called several times, a
     ///   request charges the quotas one after the other. If a later quota denies the charge, the earlier charges are
     ///   refunded.

@@ -12,8 +12,8 @@
 //!   they may hang for long.
 //!
 //! So after a pause one request is sent as a probe. If the probe's response says what remains, as many
-//! requests follow as remain. Otherwise the window grows by one for each success: two requests follow,
-//! then four, then eight.
+//! requests follow as remain. If responses do not say what remains, the window grows by one for each
+//! success: two requests follow, then four, then eight.
 use std::collections::BTreeMap;
 use std::task::Waker;
 

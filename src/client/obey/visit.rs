@@ -199,8 +199,8 @@ impl Visit {
 
     /// Records that the request is sent. If a pause has begun since the request left the line, puts the
     /// request back into the line and returns `false`. The request goes back into the line even if the
-    /// pause is already over. Otherwise all requests that wait for the service would be sent at once
-    /// after the pause.
+    /// pause is already over. If requests did not go back, all requests that wait for the service would
+    /// be sent at once after the pause.
     pub(super) fn go(&mut self, now_us: u64) -> bool {
         debug_assert!(matches!(self.stage, Stage::MayGo(_)), "a request goes only once, and only if it may go");
         let Stage::MayGo(number) = self.stage else { return self.stage != Stage::Waits };
