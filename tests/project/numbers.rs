@@ -70,12 +70,12 @@ const PROMISES: &[Promise] = &[
         &[
             "from {} to {_}; {_} by default. It concerns",
             "The default is {_}, the minimum {}.",
-            "is not possible: use {} to {_}\"",
+            "of {places_lapse_after:?} is not possible: use {} to {_}\"",
         ],
     ),
     (
         "src/limiter/remote/options.rs::PLACES_LAPSE_MAX",
-        &["from {_} to {}; {_} by default. It concerns", "is not possible: use {_} to {}\""],
+        &["from {_} to {}; {_} by default. It concerns", "of {places_lapse_after:?} is not possible: use {_} to {}\""],
     ),
     ("src/limiter/remote/options.rs::PREFIX_MAX", &["every stored key begins with: 1 to {} printable ASCII"]),
     ("src/limiter/remote/leases/mod.rs::HELD", &["are denied to other processes, for up to {}."]),
