@@ -129,7 +129,7 @@ const PROMISES: &[Promise] = &[
     ("src/limiter/observers.rs::OBSERVERS_MAX", &["keep at most {} observers each"]),
     (
         "src/limiter/memory/setup.rs::KEYS",
-        &["is sure to hold: from {_} to {_}, {} by default", "It holds {} keys by default"],
+        &["is sure to hold: from {_} to {_}, {} by default", "`MemoryLimiter` holds {} keys by default"],
     ),
     ("src/limiter/memory/setup.rs::ENTRIES_MIN", &["to 2^32, {} by default. The limiter always has room"]),
     (
