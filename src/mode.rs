@@ -115,7 +115,7 @@ impl ModeSwitch {
         before
     }
 
-    /// Adds a follower. After the follower was dropped, the switch no longer calls it.
+    /// Adds a follower. A switch no longer calls a follower that was dropped.
     pub(crate) fn enter(&self, follower: Weak<dyn FollowMode>) {
         let mut followers = lock(&self.0.followers);
         followers.retain(|other| other.strong_count() > 0);

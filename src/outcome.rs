@@ -225,8 +225,8 @@ impl PolicyStatus {
         self.cost
     }
 
-    /// Returns the units that the request took when it was decided. Later refunds and settlements do not change this
-    /// number.
+    /// Returns the units that the request took when it was decided. Later refunds and settlements do not change the
+    /// returned number.
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.taken
@@ -314,7 +314,7 @@ impl<'a> Observed<'a> {
     /// not apply to the request. If descriptors charged the policy under several keys, returns the
     /// first key that was refused. If no key was refused, returns the first key that was charged.
     ///
-    /// A key may be a secret or personal data, such as a token or an address. Do not write it to
+    /// A key may be a secret or personal data, such as a token or an address. Do not write keys to
     /// logs or metrics unchanged.
     #[must_use]
     pub fn key(&self, policy: &str) -> Option<&'a Key> {
@@ -426,9 +426,9 @@ impl fmt::Debug for Observed<'_> {
 /// `Stats` does not count calls that you do not forward. The changelog says when a version adds a
 /// method to `Observer`. Forward such a method, too.
 ///
-/// Put such an observer into an `Arc` to set it on several layers. An `Arc` and its clones count as
-/// one observer. Without the `Arc` each layer has an observer of its own, and a limiter that the
-/// layers share reports each event to each of these observers.
+/// Put an observer of your own into an `Arc` to set it on several layers. An `Arc` and its clones
+/// count as one observer. Without the `Arc` each layer has an observer of its own, and a limiter
+/// that the layers share reports each event to each of these observers.
 ///
 /// Two of the methods are called often: `on_limiter_event` with a
 /// [`StoreChecked`](crate::observe::LimiterEvent::StoreChecked) for each check of Redis or another
@@ -471,7 +471,7 @@ pub trait Observer: Send + Sync {
     }
 
     /// Called when a request has taken units of a [concurrency limit](crate::Quota::concurrent). Return the current
-    /// time of your own clock. [`on_place_returned`](Self::on_place_returned) gets this time when the units are
+    /// time of your own clock. [`on_place_returned`](Self::on_place_returned) gets the returned time when the units are
     /// returned. The default returns zero.
     ///
     /// Places that are held without a layer, for example by [`MemoryLimiter::hold`](crate::MemoryLimiter::hold), are
@@ -489,7 +489,7 @@ pub trait Observer: Send + Sync {
 
     /// Called when something happened to a limiter.
     ///
-    /// A limiter on Redis calls this for each check, so print only the events that you need.
+    /// A limiter on Redis reports an event for each check, so print only the events that you need.
     fn on_limiter_event(&self, event: &LimiterEvent) {
         let _ = event;
     }

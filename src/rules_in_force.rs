@@ -26,8 +26,8 @@ impl RulesInForce {
     }
 }
 
-/// Returns at any time which rules are in force. A layer with rules of a file passes such a reader to its observer by
-/// [`Observer::on_rules`](crate::observe::Observer::on_rules).
+/// Returns at any time which rules are in force. A layer with rules of a file passes a [`RulesReader`] to its observer
+/// by [`Observer::on_rules`](crate::observe::Observer::on_rules).
 #[derive(Clone)]
 pub struct RulesReader {
     /// The address of the rules.

@@ -10,8 +10,8 @@ use crate::error::{debug_as_text, labelled};
 /// [`RateLimitLayer::check`](crate::RateLimitLayer::check) returns the first warning. If the layer
 /// has no observer, or an observer without
 /// [`on_setup_warning`](crate::outcome::Observer::on_setup_warning), the warning is printed as one
-/// line on stderr, in every build. With the feature `tracing` it becomes a `WARN` event of the
-/// target `tower_ratelimit` instead, after the program has set a subscriber.
+/// line on stderr, in every build. With the feature `tracing` the warning becomes a `WARN` event of
+/// the target `tower_ratelimit` instead, after the program has set a subscriber.
 /// [`Stats`](crate::guide::observing) reports the warning in the same ways, and also counts it.
 ///
 /// A warning does not change how requests are decided, except for an
@@ -27,8 +27,8 @@ labelled! {
     SetupWarningKind,
     /// Returns the code for metrics and logs.
     as_str {
-        /// Two nested layers with one limiter charged a request for the same policy and key. A layer
-        /// makes this check in its first 256 requests.
+        /// Two nested layers with one limiter charged a request for the same policy and key. A layer checks only its
+        /// first 256 requests for double charges.
         ChargedTwice = "charged-twice",
         /// A request was forwarded (`X-Forwarded-For`, `Forwarded`), but the key of a rule is the address of the peer,
         /// which is the address of the proxy. This warning is also given if a rule trusts proxies by their
@@ -39,7 +39,7 @@ labelled! {
         /// therefore exempts every client of the proxy.
         ProxyAllowed = "proxy-allowed",
         /// Each of the first 32 requests that a rule applied to cost more than the rule's quota can ever allow. A layer
-        /// makes this check in its first 256 requests.
+        /// checks only the costs of its first 256 requests.
         NeverPasses = "never-passes",
         /// Two layers that share a limiter use the same policy name with different quotas that are not
         /// plans of one rule.
@@ -49,7 +49,7 @@ labelled! {
         UnnamedQuota = "unnamed-quota",
         /// Two rules of a layer have one name, so the name of the second rule gets a
         /// [number](crate::RateLimitLayer::and). The number is part of the stored keys, so the rules swap the usage of
-        /// their keys if their order changes. Equal quotas without names are not reported.
+        /// their keys if their order changes. Rules with equal quotas and without names cause no warning.
         NameTaken = "name-taken",
         /// A rule has a quota that the layer's limiter [does not
         /// support](crate::limiter::Limiter::supports). Requests that the rule applies to are decided

@@ -30,7 +30,7 @@ pub struct StoreLoad {
     /// [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded) so far.
     pub shed: u64,
     /// The number of connections to the servers of Redis that were made so far. The number grows while connections are
-    /// cut, or are made anew because a server is silent. Other stores do not report this number.
+    /// cut, or are made anew because a server is silent. Stores other than Redis do not report connections.
     pub connections: u64,
 }
 
@@ -58,8 +58,8 @@ impl StoreLoad {
     }
 }
 
-/// Reads the [load](StoreLoad) of a limiter's store at any time. A limiter passes such a reader to its observers by
-/// [`Observer::on_store`](crate::observe::Observer::on_store).
+/// Reads the [load](StoreLoad) of a limiter's store at any time. A limiter passes a [`StoreLoadReader`] to its
+/// observers by [`Observer::on_store`](crate::observe::Observer::on_store).
 #[derive(Clone)]
 pub struct StoreLoadReader(Arc<dyn Fn() -> Option<StoreLoad> + Send + Sync>);
 

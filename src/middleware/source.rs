@@ -45,7 +45,7 @@ impl SourcedRules {
 }
 
 /// The maximum number of charges that one request makes to the rules found by a [`FindRules`]. A limiter's time grows
-/// with the square of this number, and a client may choose the number.
+/// with the square of the number of charges, and a client may choose that number.
 pub(crate) const FOUND_MAX: usize = 1_000;
 
 /// Finds the rules that apply to a request among many rules.

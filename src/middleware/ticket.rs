@@ -26,8 +26,8 @@ use crate::quota::Algorithm;
 pub(super) struct Charged {
     /// The policy's index in the layer.
     pub(super) policy: usize,
-    /// The policy of the request's own quota, or of the quota that replaced the rule's quota while the request waited
-    /// in line. This policy, if any, is used instead of the policy at the index.
+    /// The policy that is used instead of the policy at the index: the policy of the request's own quota, or of the
+    /// quota that replaced the rule's quota while the request waited in line.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
     pub(super) cost: u64,
@@ -110,14 +110,15 @@ pub(super) struct Ticket {
     pub(super) keyless: Option<Mode>,
     /// True if the request is refused because the server does not provide its peer's address.
     pub(super) lacks_peer: bool,
-    /// The units of concurrency limits that the request holds. When this value is dropped, the units are returned.
+    /// The units of concurrency limits that the request holds. The units are returned when the value is dropped.
     pub(super) places: Option<Arc<dyn AnyPlaces>>,
     /// The policies that pace the bodies of the request and its response.
     pub(super) paced: PacedBodiesBy,
 }
 
 /// The policies that pace the bodies of a request. The list is boxed, and a function that is not inlined drops it. Most
-/// requests have no list, and each instruction for dropping a list would slow them down (`benches/instructions`).
+/// requests have no paced bodies, and each instruction for dropping a list would slow them down
+/// (`benches/instructions`).
 #[derive(Default)]
 pub(super) struct PacedBodiesBy(Option<Box<PacedList>>);
 
@@ -155,8 +156,7 @@ impl Drop for PacedBodiesBy {
 pub(super) struct PacedBy {
     /// The policy's index in the layer.
     pub(super) policy: usize,
-    /// The policy of the request's own quota, if it has a quota of its own. This policy is used
-    /// instead of the policy at the index.
+    /// The policy of the request's own quota, which is used instead of the policy at the index.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
 }

@@ -1,4 +1,5 @@
-//! The strikes of requests that have no response yet. A refusal must not promise a wait that depends on such strikes.
+//! The strikes of requests that have no response yet. A refusal must not promise a wait that depends on unsettled
+//! strikes.
 //!
 //! A block counts a strike when a request comes. The strike is refunded if the response does not count as one. While
 //! requests are under way, their strikes may close a key that their responses open again. The limiter cannot

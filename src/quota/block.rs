@@ -18,7 +18,7 @@ impl Quota {
     /// unless [`count_denied`](Self::count_denied) is set.
     ///
     /// As the only quota of a rule, a block is a limit such as "five attempts, then none for an
-    /// hour". As the [block of a rule](crate::Rule::block), it counts the rule's refusals.
+    /// hour". As the [block of a rule](crate::Rule::block), a block counts the rule's refusals.
     ///
     /// While a block lasts, a refund of the units that began the block ends the block. For example,
     /// with [`charge_when`](crate::Rule::charge_when) successful logins never close a key; see the

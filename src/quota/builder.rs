@@ -44,8 +44,8 @@ const SECOND: u64 = 1_000_000;
 /// * Periods are from one microsecond to 366 days long, in whole microseconds.
 /// * A full bucket may take up to 2^48 µs (about 8.9 years) to drain.
 ///
-/// These ranges allow rates from one unit per 366 days to billions of units per second, and byte quotas up to terabytes
-/// per month. A quota outside of these ranges is an error when the quota is made, not when a request comes.
+/// Rates are possible from one unit per 366 days to billions of units per second, and byte quotas up to terabytes per
+/// month. A quota outside of these ranges is an error when the quota is made, not when a request comes.
 /// [`per_second`](Self::per_second), `per_minute`, `per_hour`, `per_day`, `per_calendar_month`,
 /// [`concurrent`](Self::concurrent) and [`unlimited`](Self::unlimited) cannot fail: a limit above the largest possible
 /// limit counts as the largest.
@@ -268,10 +268,10 @@ impl Quota {
     /// * Its text is `unlimited`. It has no options.
     /// * No header reports the quota, because clients have no limit to obey. If all quotas of a
     ///   request are unlimited, its response has no headers of the layer.
-    /// * If a key changes from another quota to an unlimited one, its used units count for one to two minutes more. If
-    ///   a key changes from an unlimited quota to another one, it has used the units of the current minute. If the key
-    ///   has used more units than the new quota can remember, its requests are refused until these units no longer
-    ///   count.
+    /// * If a key changes to an unlimited quota, the units that it used under its former quota count for one to two
+    ///   minutes more. If a key changes from an unlimited quota to another quota, it has used the units of the current
+    ///   minute. If the key has used more units than the new quota can remember, its requests are refused until these
+    ///   units no longer count.
     /// * To bill the usage, add a [meter](Self::meter) to the rule by
     ///   [`Rule::overage`](crate::Rule::overage), or read the statistics.
     ///

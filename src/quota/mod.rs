@@ -29,11 +29,11 @@
 //!    that the newest charges of a key are refunded first. In another order, a bucket can be more
 //!    permissive, by fewer units than were refunded.
 //!    * A refund to a leaky queue has no effect while a later request is in the queue, because the
-//!      later request has already been promised its departure. The limiter keeps such a refund, and
-//!      makes it after all later requests in the queue were refunded too, in any order.
-//!    * A limiter keeps at most 4,096 such refunds, where neighbours in a queue count as one.
-//!      Further refunds are lost. A refund is also lost if a request of another process is queued
-//!      behind the refunded request.
+//!      later request has already been promised its departure. The limiter keeps a refund without
+//!      effect, and makes it after all later requests in the queue were refunded too, in any order.
+//!    * A limiter keeps at most 4,096 such refunds to leaky queues, where neighbours in a queue
+//!      count as one. Further refunds are lost. A refund is also lost if a request of another
+//!      process is queued behind the refunded request.
 //!    * A refund of strikes opens the key that the strikes closed, unless the remaining strikes
 //!      would have closed it.
 //!    * A refund does not undo side effects of the request: a window that began with the request,
@@ -87,7 +87,7 @@
 //!   it never gets more units.
 //! * A refused request does not convert the used units, with one exception: the used units are
 //!   converted if they would be freed later than after two periods of the new quota, or later than
-//!   the new bucket can drain. Without this exception, a key that changes from a quota per day to a
+//!   the new bucket can drain. Without the exception, a key that changes from a quota per day to a
 //!   quota per minute would wait for a day.
 //!
 //! ## Keys that change back and forth

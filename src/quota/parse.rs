@@ -213,7 +213,7 @@ type Phrase = (&'static str, fn(Quota) -> Changed);
 const NUMBERS: [NumberOption; 4] =
     [("burst", Quota::burst), ("queue", Quota::queue), ("delay after", Quota::delay_after), ("debt", Quota::max_debt)];
 
-/// The words for requests, which a limit without a unit counts. The text may leave these words out.
+/// The words for requests, which a limit without a unit counts. The words for requests may be left out of a text.
 const COUNTED: [&str; 4] = ["requests", "request", "reqs", "req"];
 
 const PHRASES: [Phrase; 6] = [
@@ -480,7 +480,7 @@ impl<'a> WordReader<'a> {
         found.is_some()
     }
 
-    /// Reads a phrase if it is next. Returns whether it is.
+    /// Reads a phrase if the phrase comes next. Returns whether it is.
     fn skip(&mut self, phrase: &str) -> bool {
         let words: Vec<&str> = phrase.split(' ').collect();
         let end = self.at + words.len();

@@ -215,7 +215,7 @@ impl Refusals {
     }
 
     /// Sets the body of refusals over plain HTTP. The status, the headers and the content type stay unchanged. A
-    /// service with its own JSON format needs only this:
+    /// service with its own JSON format needs only this call:
     ///
     /// ```
     /// use tower_ratelimit::Refusals;
@@ -371,7 +371,7 @@ impl Refusals {
     }
 
     /// Sets whether gRPC clients get `grpc-retry-pushback-ms`: the wait, or -1 for never. Clients
-    /// with a retry policy obey this header. On by default.
+    /// with a retry policy obey the header `grpc-retry-pushback-ms`. On by default.
     #[must_use]
     pub fn grpc_pushback(mut self, send: bool) -> Self {
         self.grpc_pushback = send;

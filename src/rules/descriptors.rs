@@ -75,8 +75,8 @@ impl DescriptorRequest {
     }
 
     /// Refunds the hits of a descriptor to the limit of the file that it matches. A refund returns at most the used
-    /// units. In a fixed window, the used units are those of the window. In a sliding window or a log, they are those
-    /// of the newest part.
+    /// units. In a fixed window, the used units are the units of the window. In a sliding window or a log, only the
+    /// units of the newest part count as used.
     pub fn refund(self, descriptor: Descriptor) -> Self {
         self.and(DescriptorCharge { descriptor, quota: None, refunds: true })
     }
@@ -92,8 +92,8 @@ impl DescriptorRequest {
     }
 }
 
-/// Decides about descriptors with the limits of a file in Envoy's form, without an HTTP request. A server that speaks
-/// the protocol of Envoy's rate limit service needs this. Clones share everything.
+/// Decides about descriptors with the limits of a file in Envoy's form, without an HTTP request. This is for a server
+/// that speaks the protocol of Envoy's rate limit service. Clones share everything.
 ///
 /// Every allowance is shared with the [layers](super::Rules::layer) that have the same rules and the same limiter.
 /// Therefore a request counts whether it comes through Envoy or directly to the application. In two cases
@@ -141,7 +141,7 @@ impl<L: Limiter> DescriptorLimits<L> {
     }
 
     /// Sets the observer, which sees every outcome, every failure of the limiter and every reload. The limiter also
-    /// reports its events to this observer. The request head that the observer gets has only a path, the path of the
+    /// reports its events to the observer. The request head that the observer gets has only a path, the path of the
     /// gRPC method of Envoy's service.
     ///
     /// If the limiter fails to decide a request, the outcome is [`FailedClosed`](OutcomeKind::FailedClosed), although a
@@ -166,7 +166,7 @@ impl<L: Limiter> DescriptorLimits<L> {
     ///
     /// * A request is over the limit if one of its descriptors is over its limit. For such a request no descriptor is
     ///   charged, except that a fixed window with fewer units left than hits is used up, as in Envoy's service.
-    /// * A descriptor without hits only looks. Such a descriptor is over its limit if no unit remains.
+    /// * A descriptor without hits only looks. A descriptor without hits is over its limit if no unit remains.
     /// * A limit in shadow mode counts but is never exceeded.
     /// * If several descriptors are charged to one counter, their hits are added up.
     ///

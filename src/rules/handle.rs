@@ -197,7 +197,7 @@ impl RulesBuilder {
         self
     }
 
-    /// Registers a classifier. Rules use it as `match: {action: <name>}`, and entries of a short list as
+    /// Registers a classifier, which rules use as `match: {action: <name>}`, and entries of a short list as
     /// `action: <name>`.
     #[must_use]
     pub fn action(
@@ -234,8 +234,8 @@ impl RulesBuilder {
     }
 
     /// Sets the trusted proxies, whose reports of the client's address are used for `client-ip`, for
-    /// `match: {client: …}` and for access lists. Without trusted proxies `client-ip` is an error, and the other two
-    /// use the peer's address.
+    /// `match: {client: …}` and for access lists. Without trusted proxies `client-ip` is an error, and
+    /// `match: {client: …}` and access lists use the peer's address.
     #[must_use]
     pub fn trusted_proxies(mut self, proxies: TrustedProxies) -> Self {
         self.names.proxies = Some(proxies);
@@ -313,8 +313,8 @@ impl RulesBuilder {
     /// is read only once.
     ///
     /// A change is used only after two equal readings, one second apart. To be sure that no half-written file is used,
-    /// rename a finished file into place, or end the file with a line `...`. After a file with this line is in force, a
-    /// file without this line is an error.
+    /// rename a finished file into place, or end the file with a line `...`. After a file with a last line `...` is in
+    /// force, a file without such a line is an error.
     #[must_use]
     pub fn reload_every(mut self, interval: Duration) -> Self {
         self.every = Some(interval.max(EVERY_MIN));

@@ -115,7 +115,8 @@ impl UnregisteredName {
         &self.name
     }
 
-    /// Returns the first use of the name as a problem. A program that does not register the name gets this problem.
+    /// Returns the first use of the name as a problem. A program that does not register the name gets the returned
+    /// problem.
     #[must_use]
     pub fn problem(&self) -> &Problem {
         &self.problem

@@ -118,7 +118,7 @@ impl TreeLevel {
     }
 
     /// Returns the limit that a descriptor matches, and the key of its allowance. The time grows with the number of
-    /// entries. For each entry it grows with the number of patterns of its key, and with the length of its value.
+    /// entries. The time for an entry grows with the number of patterns of its key, and with the length of its value.
     fn limit(&self, entries: &[(String, String)]) -> Option<(&Limit, Key)> {
         let (last, parents) = entries.split_last()?;
         let mut level = self;

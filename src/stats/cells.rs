@@ -31,7 +31,7 @@ struct Stripe {
     refused: AtomicU64,
     units: AtomicU64,
     /// The numbers of allowed requests of one unit that an enforced policy found within its quota, and near it.
-    /// Counting such a request needs one addition instead of three, which halves the time of a count without its clock
+    /// Counting a usual request needs one addition instead of three, which halves the time of a count without its clock
     /// (`benches/stats.rs`).
     usual: [AtomicU64; 2],
 }

@@ -305,7 +305,7 @@ impl EventCounts {
     /// [`store_errors`](Self::store_errors). If checks of a store had no errors, returns the reason
     /// why a server does not answer.
     ///
-    /// Do not use this as a readiness probe: the error stays until a check succeeds, so a process that gets no requests
+    /// Do not use the error as a readiness probe: it stays until a check succeeds, so a process that gets no requests
     /// would never be ready again.
     #[must_use]
     pub fn store_error(&self) -> Option<&str> {

@@ -69,7 +69,7 @@ impl StatsSnapshot {
     }
 
     /// Returns the keys that were refused most often recently, the most refused first: at most 512. Only refusals
-    /// count. A key that stays just under its limit is not in this list, but among the keys that [use the most
+    /// count. A key that stays just under its limit is not returned, but is among the keys that [use the most
     /// units](PolicySnapshot::most_used).
     #[must_use]
     pub fn most_limited(&self) -> &[TopKey] {
@@ -77,9 +77,8 @@ impl StatsSnapshot {
     }
 
     /// Returns the keys whose requests now hold units of [concurrency limits](crate::Quota::concurrent), those with the
-    /// most units first: at most 1,024. If more keys hold units, those keys are missing that took their first units
-    /// while the list was full. The [count](TopKey::count) of a key is the number of units that it holds in this
-    /// process.
+    /// most units first: at most 1,024. If more keys hold units, keys that took their first units while the list was
+    /// full are missing. The [count](TopKey::count) of a key is the number of units that it holds in this process.
     #[must_use]
     pub fn most_held(&self) -> &[TopKey] {
         &self.most_held
@@ -182,7 +181,7 @@ impl PolicySnapshot {
     }
 
     /// Returns the number of units that were taken when requests passed. Later refunds and settlements do not change
-    /// this number.
+    /// the number of taken units.
     #[must_use]
     pub fn units(&self) -> u64 {
         self.totals.units

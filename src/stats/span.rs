@@ -34,7 +34,7 @@ pub(super) fn record_wait(event: &LayerEvent) {
     }
 }
 
-/// Records how long the check of a store took, if the event is such a check. The event is reported while the request is
+/// Records how long the check of a store took, if the event reports a check. The event is reported while the request is
 /// served.
 pub(super) fn record_check(event: &LimiterEvent) {
     if let LimiterEvent::StoreChecked { duration, .. } = event {

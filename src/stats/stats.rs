@@ -163,9 +163,9 @@ impl StatsBuilder {
     /// that stays just under its limit. When a key has used units for the second time, it gets the name that
     /// [`reveal`](Self::reveal) returns.
     ///
-    /// By default this is off, because each request that passes then needs about 350 instructions more than the 950
-    /// instructions of a layer with statistics (`benches/instructions`). Counting used units also needs about 15 KiB of
-    /// memory for each policy.
+    /// By default used units are not counted, because counting them adds about 350 instructions to each request that
+    /// passes, beside the 950 instructions of a layer with statistics (`benches/instructions`). Counting used units
+    /// also needs about 15 KiB of memory for each policy.
     pub fn count_use(mut self, count_use: bool) -> Self {
         self.counts_use = count_use;
         self
@@ -236,8 +236,8 @@ impl StatsBuilder {
         self
     }
 
-    /// Sets whether the outcome of a request is recorded in the current span of `tracing`. The following fields are
-    /// filled if the span declares them. By default `false`.
+    /// Sets whether the outcome of a request is recorded in the current span of `tracing`. The fields of the following
+    /// table are filled if the span declares them. By default `false`.
     ///
     /// | field | value |
     /// |---|---|
@@ -246,7 +246,7 @@ impl StatsBuilder {
     /// | `ratelimit.wait_ms` | how long the request waited for a leaky queue, or in line |
     /// | `ratelimit.store_ms` | how long the check of Redis or another store took |
     ///
-    /// A span declares them as empty: `info_span!("request", ratelimit.outcome = Empty, …)`. If a request passes
+    /// A span declares the fields as empty: `info_span!("request", ratelimit.outcome = Empty, …)`. If a request passes
     /// several layers, a field has the value that was recorded last. Even a span without these fields is looked up for
     /// each request.
     #[cfg(feature = "tracing")]

@@ -30,7 +30,7 @@ labelled! {
 }
 
 /// One action of an operator on a [status page](crate::observe::StatusPage::operators), for the application's audit
-/// log. An action is printed as one line. For programs, [`to_json`](Self::to_json) returns it as JSON.
+/// log. An action is printed as one line. For programs, [`to_json`](Self::to_json) returns the action as JSON.
 ///
 /// An action does not contain the key, only the key's [fingerprint](crate::observe::TopKey::fingerprint), and the name
 /// that [`reveal`](crate::observe::StatsBuilder::reveal) gives to the key.

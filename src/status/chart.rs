@@ -12,7 +12,7 @@ const BAR: usize = 4;
 const HEIGHT: u64 = 40;
 
 /// Writes a chart with a bar for each bucket. At the bottom of a bar are the allowed requests that were not near the
-/// limit. Above them are the allowed requests that were near the limit. On top are the requests over the limit,
+/// limit. In the middle are the allowed requests that were near the limit. On top are the requests over the limit,
 /// hatched. `what` is the text for screen readers.
 pub(super) fn write(html: &mut String, buckets: &[RateBucket], what: &str) {
     let all = |bucket: &RateBucket| bucket.allowed().saturating_add(bucket.over());

@@ -86,7 +86,7 @@ impl Token {
 }
 
 /// Returns a number that nobody can guess without the secret. Programs that were compiled by different releases of Rust
-/// may compute different numbers. In that case a token is valid only in the process that made it.
+/// may compute different numbers. If the numbers differ, a token is valid only in the process that made it.
 fn seal(secret: u128, head: u64, operator: &str, target: &LayerKeys) -> u64 {
     let mut hasher = DefaultHasher::new();
     (secret, head, operator, &*target.title).hash(&mut hasher);

@@ -96,7 +96,7 @@ use crate::stats::Stats;
 /// name of an entry that the page lists.
 ///
 /// Each of the `actions` has the form of [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The
-/// status is 503 if an action failed. Other answers say what is wrong with the request. A browser gets this text on the
+/// status is 503 if an action failed. Other answers say what is wrong with the request. A browser gets the error on the
 /// page, and a program gets it as plain text. The status is 400 for a form that cannot be read, 403 for a sender who
 /// may not act, 404 for a key that is not listed, and 409 for a token that was used or is too old.
 ///
@@ -251,7 +251,7 @@ impl StatusPage {
     /// process has, and why the store does not answer. [Operators](Self::operators) can change the settings on the
     /// page, and their tokens are valid in all processes.
     ///
-    /// If the fleet has a store, this process reports its counts every five seconds. In this case the page shows up to
+    /// If the fleet has a store, this process reports its counts every five seconds. With a store, the page shows up to
     /// 64 processes by name, and sums over these processes. A report has at most 8 kB, and disappears 20 seconds after
     /// its process has ended.
     #[cfg(feature = "tokio")]
@@ -372,8 +372,8 @@ impl StatusPage {
     ///
     /// Behind a load balancer, the next request may reach the page of another process. If the processes share a
     /// [fleet](Self::fleet), a token is valid once in each process, together with the fields that describe the request.
-    /// The page sends these fields, and the other process explains the request again. A key that one process lists with
-    /// its fingerprint is known only to that process.
+    /// The page sends the fields of the request, and the other process explains the request again. A key that one
+    /// process lists with its fingerprint is known only to that process.
     ///
     /// * From now on the statistics store the keys that the page lists, if they have at most 512 bytes, so that a
     ///   fingerprint is enough to act. The page does not show the stored keys. A stored key needs about 100 bytes. The
@@ -402,10 +402,10 @@ impl StatusPage {
     /// names that are not listed are refused with the status 421, from browsers and from programs.
     ///
     /// By default the page is shown under every name, but a browser can act only if it uses an IP address or
-    /// `localhost`. The reason is that another site can point its own name at this server. Scripts of that site then
-    /// reach the page through the operator's browser, from within the operator's network. Nobody can point an address
-    /// or `localhost` to another server, so both are always allowed. Programs such as `curl`, which send no `Origin`,
-    /// can act under every name that the list does not exclude.
+    /// `localhost`. Other names are not enough, because another site can point its own name at this server. Scripts of
+    /// such a site then reach the page through the operator's browser, from within the operator's network. Nobody can
+    /// point an address or `localhost` to another server, so both are always allowed. Programs such as `curl`, which
+    /// send no `Origin`, can act under every name that the list does not exclude.
     ///
     /// A proxy that replaces `Host` has to check the name.
     #[must_use]

@@ -21,8 +21,8 @@ const DONE_SHOWN: usize = 20;
 /// The largest number of layers of which all are explained openly, even layers that let the request pass.
 const LAYERS_OPEN: usize = 4;
 
-/// Writes the explanation of each layer. If there are more than `LAYERS_OPEN` layers, those that
-/// refuse come first.
+/// Writes the explanation of each layer. If there are more than `LAYERS_OPEN` layers, the layers
+/// that refuse come first.
 pub(super) fn explained(
     html: &mut String,
     view: &PageView,

@@ -20,9 +20,9 @@ const MOST: u64 = u64::MAX - 2;
 /// A handle with which a handler states the cost of its request. If a layer has a rule that is [settled by
 /// usage](crate::Rule::settle_by_usage), each request that passes the layer has the handle in its extensions.
 ///
-/// Clone it freely, for example into the stream that makes the response's body. The last statement counts. The cost is
-/// settled when the response's body has ended or was dropped; later statements have no effect. A response without a
-/// body has ended when its head is sent.
+/// Clone the handle freely, for example into the stream that makes the response's body. The last statement counts. The
+/// cost is settled when the response's body has ended or was dropped; later statements have no effect. A response
+/// without a body has ended when its head is sent.
 ///
 /// The handle has no effect if no rule that is settled by usage charged the request, or if the limiter failed. A
 /// request that goes to the [overflow](crate::RateLimitLayer::overflow) has no handle.
@@ -72,8 +72,8 @@ impl Usage {
         self.state(|_| units)
     }
 
-    /// Adds units to the stated cost. The first units replace the reservation and are not added to it. Returns
-    /// `false` if the cost was settled before.
+    /// Adds units to the stated cost. The first units that are stated replace the reservation and are not added to the
+    /// reservation. Returns `false` if the cost was settled before.
     pub fn add(&self, units: u64) -> bool {
         self.state(|said| said.unwrap_or(0).saturating_add(units))
     }
