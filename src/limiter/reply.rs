@@ -14,7 +14,7 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// A limiter's answer: known now, or later through a future.
 ///
 /// `.await` returns the answer in both cases. If a reply is dropped, the limiter may have done
-/// nothing, because it may do its work when its future is polled. Only
+/// nothing, because a limiter may do its work only when the reply's future is polled. Only
 /// [`refund`](crate::limiter::Limiter::refund) and [`settle`](crate::limiter::Limiter::settle)
 /// promise more.
 ///
@@ -60,7 +60,7 @@ impl<T, E, F: Future<Output = Result<T, E>>> IntoFuture for Reply<T, E, F> {
 }
 
 pin_project! {
-    /// The future of a [`Reply`]: what `.await` polls.
+    /// The future of a [`Reply`], which `.await` polls.
     #[derive(Debug)]
     #[must_use = "futures do nothing unless polled"]
     pub struct ReplyFuture<T, E, F> {

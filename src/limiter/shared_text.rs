@@ -8,25 +8,27 @@ use crate::error::BoxError;
 use crate::limiter::reply::BoxFuture;
 
 /// A text that all processes with one store share: the operators' settings for all of them.
-/// [`LimiterHooks::shared_text`](crate::limiter::LimiterHooks::shared_text) returns that of a limiter's store, and
-/// `fleet::Fleet` keeps it.
+/// [`LimiterHooks::shared_text`](crate::limiter::LimiterHooks::shared_text) returns the text of a limiter's store,
+/// and `fleet::Fleet` reads and replaces it.
 ///
 /// * The text is replaced as a whole, by compare and swap, in one atomic step.
 /// * A load that begins after a swap has returned sees the swap's text.
 /// * The text stays until it is replaced, for ten years at least.
 /// * It has at most a megabyte.
-/// * A swap that fails may have been made, and may even be made later. A future may be dropped.
+/// * A swap that returns an error may have been made, and may even be made later. A caller may drop
+///   a future.
 pub trait SharedText: Send + Sync {
-    /// Returns the text, unless its version is the one that the caller knows. `None` stands for no text.
+    /// Returns the text, unless `known` is its version. `None` is the version of a missing text.
     ///
-    /// It is called once a second by each process, so an unchanged text should cost little.
+    /// Each process calls this method once a second, so an unchanged text should cost little.
     fn load(&self, known: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>>;
 
-    /// Replaces the text if its version is the expected one. Returns whether it did.
+    /// Replaces the text if `expect` is its version. Returns whether the text was replaced.
     fn swap<'a>(&'a self, expect: Option<u128>, next: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>>;
 
-    /// Keeps a report for a time: what a process says about itself, in at most [`REPORT_MAX`] bytes. Its version is the
-    /// process, and stays the same. `place` is below [`REPORTS_MAX`]. Returns `false` if another process has the place.
+    /// Keeps a report for a time. A report is what a process says about itself, in at most [`REPORT_MAX`] bytes. The
+    /// version of a report names the process, and stays the same. `place` is below [`REPORTS_MAX`]. Returns `false` if
+    /// another process has the place.
     ///
     /// By default no report is kept.
     fn put_report<'a>(
@@ -87,8 +89,8 @@ impl VersionedText {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a text is unchanged or changed, and there is no third case")]
 pub enum TextRead {
-    /// The version is the one that the caller knows.
+    /// The caller knows the current version.
     Unchanged,
-    /// This is the text now, or `None` if there is none.
+    /// The current text, or `None` if there is no text.
     Changed(Option<VersionedText>),
 }

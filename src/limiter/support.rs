@@ -36,8 +36,8 @@ pub(crate) fn supports_rates(quota: &Quota) -> Result<(), UnsupportedQuota> {
 }
 
 impl UnsupportedQuota {
-    /// Makes the error for `quota`. The reason completes "this limiter does not support the quota:
-    /// ", and says what to use instead.
+    /// Makes the error for `quota`. `reason` completes the text "this limiter does not support the
+    /// quota: ", and says what to use instead.
     #[must_use]
     pub fn new(kind: UnsupportedQuotaKind, quota: &Quota, reason: impl Into<String>) -> Self {
         Self { kind, quota: quota.to_string().into(), reason: reason.into().into() }

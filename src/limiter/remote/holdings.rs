@@ -2,24 +2,25 @@
 //!
 //! The store has a row for each process that holds units of a key: a *holder*. The row lapses unless the process renews
 //! it, so a process that dies loses its places when its rows lapse. If this table and the store differ about what this
-//! process holds, the table is right, because answers and calls can be lost. So each call carries a [`Claim`], by which
-//! the store corrects its row.
+//! process holds, the table is right, because answers and calls can be lost. So each call carries a [`Claim`], with
+//! which the store corrects its row.
 //!
 //! # Epochs
 //!
-//! An *epoch* of a key is a number of this process that only grows. Its *base* is the number of units that the process
-//! held, or may have been granted, when it began. The store refuses a call of an earlier epoch than the row's. The
-//! first call of a later epoch to arrive sets the row to the base, and then takes or returns its units. A new epoch
-//! begins when a call has an unknown outcome, after a reconnect, and with each renewal. So after the next call the row
-//! is correct, even if earlier calls were lost.
+//! An *epoch* of a key is a number of this process that only grows. The *base* of an epoch is the number of units that
+//! the process held, or may have been granted, when the epoch began. The store refuses a call of an earlier epoch than
+//! the row's. The first call of a later epoch to arrive sets the row to the base, and then takes or returns its units.
+//! A new epoch begins when a call has an unknown outcome, after a reconnect, and with each renewal. So after the next
+//! call the row is correct, even if earlier calls were lost.
 //!
-//! A take that is under way when an epoch begins is part of its base, because it may be granted. If it is denied,
-//! its units are returned as soon as that is known.
+//! If a take is under way when an epoch begins, its units are part of the base, because the store may grant them.
+//! If the store denies the take, the process returns these units as soon as it learns of the denial.
 //!
 //! # Resets
 //!
-//! A reset sets all rows of a key to 0 and counts in each how often that happened. A process learns of it by the
-//! refusal of its next call. Its earlier places belong to an earlier *run*, and no longer return anything.
+//! A reset sets all rows of a key to 0 and counts the resets in each row. A process learns of the reset when the
+//! store refuses its next call. The places that the process took before belong to an earlier *run*, and no
+//! longer return any units.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -37,7 +38,7 @@ use crate::clock::Clock;
 use crate::limiter::Standing;
 use crate::policy::Policy;
 
-/// Parts of the table, each with a lock.
+/// The number of parts of the table, each of which has a lock.
 const PARTS: usize = 64;
 
 /// The maximum number of units of a base: stores calculate with numbers that are exact up to 2^53.
@@ -48,10 +49,10 @@ const BASE_MAX: u64 = 1 << 44;
 pub(crate) struct Claim {
     /// The number of the process: from 1 to 2^53.
     pub(crate) holder: u64,
-    /// The number of resets of the key that it knows.
+    /// The number of resets of the key that the process knows of.
     pub(crate) resets: u32,
     pub(crate) epoch: u64,
-    /// The units that it held when the epoch began.
+    /// The units that the process held, or may have been granted, when the epoch began.
     pub(crate) base: u64,
     /// The time after which the row lapses.
     pub(crate) lapse_us: u64,
@@ -69,7 +70,7 @@ pub(crate) struct HeldKey {
     pub(crate) policy: Policy,
 }
 
-/// Units to return to the store, or none to renew the row.
+/// Units to return to the store, or 0 units to renew the row.
 #[derive(Debug)]
 pub(crate) struct Return {
     pub(crate) key: HeldKey,
@@ -81,10 +82,10 @@ pub(crate) struct Return {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Returned {
     Done,
-    /// There was no row, although the process held something.
+    /// There was no row, although the process held units.
     Missing,
     Refused(CurrentRow),
-    /// It is unknown whether the call was done.
+    /// It is unknown whether the store executed the call.
     Lost,
 }
 
@@ -119,7 +120,7 @@ struct Holding {
     calls: u32,
     resets: u32,
     epoch: Epoch,
-    /// An epoch had a base. Its calls may arrive when the row is gone.
+    /// An epoch had a base, so calls of that epoch may arrive when the row is gone.
     had_base: bool,
     /// The store's row may be wrong, so the next call begins an epoch.
     is_doubtful: bool,
@@ -131,7 +132,7 @@ struct Epoch {
     number: u64,
     base: u64,
     began: Timestamp,
-    /// The number of connections that were made when it began.
+    /// The number of connections to the store that had been made when the epoch began.
     connections: u64,
 }
 
@@ -161,7 +162,7 @@ impl Holdings {
         self.lapse
     }
 
-    /// Begins a take of `units`. `connections` is how many connections to the store were made so far.
+    /// Begins a take of `units`. `connections` is the number of connections to the store made so far.
     pub(crate) fn bid(self: &Arc<Self>, key: HeldKey, units: u64, connections: u64) -> (Claim, Bid) {
         let mut part = self.part(&key.bytes);
         let holding = self.holding(&mut part, &key);
@@ -182,7 +183,8 @@ impl Holdings {
         (claim, bid)
     }
 
-    /// Returns units that were taken in a run. Returns the call for that, or `None` if the run is over.
+    /// Removes units that a run took from what this process holds. Returns the call that returns them
+    /// to the store, or `None` if the run is over.
     pub(crate) fn return_units(&self, key: HeldKey, run: u64, units: u64, connections: u64) -> Option<Return> {
         let mut part = self.part(&key.bytes);
         let holding = part.get_mut(&key.bytes).filter(|holding| holding.run == run)?;
@@ -236,7 +238,8 @@ impl Holdings {
         due
     }
 
-    /// Begins an epoch of a key that is due. Returns the call that reports it, or `None` if nothing is left to report.
+    /// Begins a new epoch of a key that [`Holdings::due`] returned. Returns the call that reports the epoch to the
+    /// store, or `None` if the table no longer has the key.
     pub(crate) fn renew(&self, key: HeldKey, connections: u64) -> Option<Return> {
         let mut part = self.part(&key.bytes);
         let holding = part.get_mut(&key.bytes)?;
@@ -252,7 +255,7 @@ impl Holdings {
         Return { key, units: 0, claim: Claim { standing: Standing::Left, ..claim } }
     }
 
-    /// Ends all runs. Returns the calls that return everything.
+    /// Ends all runs. Returns the calls that return all units.
     pub(crate) fn return_all(&self) -> Vec<Return> {
         let mut all = Vec::new();
         for part in &self.parts {
@@ -293,8 +296,8 @@ impl Holdings {
         }
     }
 
-    /// Returns the claim of a call, which has to be recorded when it is answered. Begins an epoch if the row may be
-    /// wrong or about to lapse.
+    /// Returns the claim of a call, and counts the call until its answer is recorded. Begins an epoch if the row
+    /// may be wrong or about to lapse.
     fn claim(&self, holding: &mut Holding, connections: u64) -> Claim {
         let now = self.clock.now();
         let is_old = now.saturating_since(holding.epoch.began) > self.lapse / 2;
@@ -325,7 +328,7 @@ impl Holdings {
         self.doubtful_until.fetch_max(until.as_micros(), Ordering::Relaxed);
     }
 
-    /// Learns from the row that refused a call.
+    /// Adopts the number of resets of the row that refused a call, if it is larger.
     fn learn(&self, holding: &mut Holding, row: CurrentRow) {
         if row.resets > holding.resets {
             holding.resets = row.resets;
@@ -341,14 +344,14 @@ impl Holdings {
 }
 
 impl Holding {
-    /// Returns whether nothing is held and no call is under way.
+    /// Returns whether no units are held and no call is under way.
     fn is_idle(&self) -> bool {
         self.held == 0 && self.under_way == 0 && self.calls == 0
     }
 }
 
-/// Forgets a key without held units, unless its row may be wrong. A key that was reset is forgotten by
-/// [`Holdings::due`] instead, because its row may stay for a while, and refuses calls that do not know of the reset.
+/// Forgets a key without held units, unless its row may be wrong. [`Holdings::due`] forgets a key that was reset,
+/// because its row may stay for a while and refuses calls that do not know of the reset.
 fn tidy(part: &mut HashMap<Bytes, Holding, Hasher>, key: &Bytes) {
     let is_over = |holding: &Holding| holding.is_idle() && !holding.is_doubtful && holding.resets == 0;
     if part.get(key).is_some_and(is_over) {
@@ -356,7 +359,7 @@ fn tidy(part: &mut HashMap<Bytes, Holding, Hasher>, key: &Bytes) {
     }
 }
 
-/// A take that is under way. If it is dropped before its answer is recorded, and it was sent, its outcome is unknown.
+/// A take that is under way. If it was sent, and is dropped before its answer is recorded, its outcome is unknown.
 pub(crate) struct Bid {
     holdings: Arc<Holdings>,
     key: HeldKey,
@@ -365,7 +368,7 @@ pub(crate) struct Bid {
     /// The epoch began with this call, so no other call can have reported it to the store.
     begins_epoch: bool,
     run: u64,
-    /// The units that were held when it began.
+    /// The units that were held when the take began.
     held: u64,
     is_sent: bool,
     is_open: bool,
@@ -376,7 +379,7 @@ pub(crate) struct Bid {
 pub(crate) struct RecordedTake {
     /// The run of the units that were taken.
     pub(crate) run: u64,
-    /// Units of a new epoch's base that were not taken.
+    /// The return of units that a newer epoch's base contains although they were not taken.
     pub(crate) surplus: Option<Return>,
     /// The units that the store had forgotten.
     pub(crate) forgotten: u64,

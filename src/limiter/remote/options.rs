@@ -11,7 +11,8 @@ use crate::outcome::Observer;
 /// The longest time after which places may lapse. `places.lua` and `places_reset.lua` have the same number.
 pub(super) const PLACES_LAPSE_MAX: Duration = Duration::from_secs(24 * 3_600);
 
-/// The shortest one. A process renews its places three times in it.
+/// The shortest time after which places may lapse. A process renews its places three times in this
+/// time.
 const PLACES_LAPSE_MIN: Duration = Duration::from_secs(3);
 
 /// The time after which places lapse by default.
@@ -103,13 +104,13 @@ impl fmt::Debug for Options {
     }
 }
 
-/// Adds the methods that set the options to a builder with a field `shared`.
+/// Implements the setters of the options for a builder with a field `shared`.
 macro_rules! shared_options {
     ($builder:ident) => {
         impl $builder {
-            /// Sets what every stored key begins with: 1 to 128 printable ASCII characters without blanks and braces,
-            /// `ratelimit` by default. Limiters with the same prefix share their states. So two applications on one
-            /// store that both keep the default share the limits of policies of the same name.
+            /// Sets the beginning of every stored key: 1 to 128 printable ASCII characters without blanks and braces,
+            /// `ratelimit` by default. Limiters with the same prefix share their states. So if two applications use
+            /// one store and both keep the default, they share the limits of policies with the same name.
             pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
                 self.shared.prefix = prefix.into();
                 self
@@ -119,9 +120,9 @@ macro_rules! shared_options {
             /// process with another secret, every key has its whole quota once more.
             ///
             /// Callers' keys (API keys, tokens, addresses) are stored as a hash even without a secret: 128 bits of
-            /// SHA-256, so that an attacker cannot make a key with the hash of another caller's. But without a secret,
-            /// anybody who can read the store can find out whether a guessable key, such as an address or a user's
-            /// name, has a state.
+            /// SHA-256, so that an attacker cannot make a key with the hash of another caller's key. But without a
+            /// secret, anybody who can read the store can find out whether a guessable key, such as an address or a
+            /// user's name, has a state.
             pub fn key_secret(mut self, secret: [u8; 16]) -> Self {
                 self.shared.key_secret = secret;
                 self
@@ -129,17 +130,18 @@ macro_rules! shared_options {
 
             /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. A check that takes longer fails at
             /// most 20 ms later. Its charge may or may not have been taken. A refund or a settlement first waits for
-            /// the calls that are under way, and then for the store's answer, even a late one. So it can take twice
-            /// this time, or longer if very many of them wait or the store is silent. A check of concurrency limits
-            /// whose keys were reset is sent again, once for each of these keys.
+            /// the calls that are under way, and then for the store's answer, even if the answer is late. So a refund
+            /// or a settlement can take twice this time, or longer if very many wait or the store is silent. A check
+            /// of concurrency limits whose keys were reset is sent again, once for each of these keys.
             pub fn deadline(mut self, deadline: std::time::Duration) -> Self {
                 self.shared.deadline = deadline;
                 self
             }
 
             /// Sets how many checks may wait for an answer at a time: at least 1, and 8,192 by default. A further check
-            /// fails at once as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded). As many refunds may
-            /// wait, or 64 if that is more. A further refund is not sent: its units return as they drain.
+            /// fails at once as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded). The maximum number of
+            /// waiting refunds is the same, but at least 64. A further refund is not sent: its units return as they
+            /// drain.
             pub fn max_in_flight(mut self, checks: usize) -> Self {
                 self.shared.max_in_flight = checks;
                 self
@@ -148,11 +150,12 @@ macro_rules! shared_options {
             /// Sets how many denials are remembered, at about 200 bytes each: from 0 to 1,048,576, and 4,096 by
             /// default.
             ///
-            /// A key that the store has denied is denied without the store until its wait is over, or a second has
-            /// passed. So a caller that has to wait for longer than a second costs one call a second. If waits are only
-            /// some milliseconds, most checks of a denied key are still calls. A denial for which there is no room
-            /// replaces an older one, whose key then costs a call again. A request with a larger cost gets the wait of
-            /// the smaller denied one, which can be too short for it.
+            /// After the store has denied a key, the limiter denies the key without asking the store until the key's
+            /// wait is over, or a second has passed. So a caller that has to wait for longer than a second costs one
+            /// call a second. If waits are only some milliseconds, most checks of a denied key are still calls. If
+            /// there is no room for a denial, it replaces an older denial, whose key then costs a call again. A
+            /// request with a larger cost than the denied request gets the denied request's wait, which can be too
+            /// short.
             ///
             /// A set that has a charge [on refusal](crate::limiter::Effect::OnRefusal), for a block or a meter, goes to
             /// the store each time.
@@ -161,11 +164,12 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets after which time the places of this process are free again if it does not renew them, from 3 s to
-            /// 24 h; 30 s by default. It concerns [concurrency limits](crate::Quota::concurrent) only.
+            /// Sets the time after which the places of this process are free again if the process does not renew
+            /// them, from 3 s to 24 h; 30 s by default. This option concerns [concurrency
+            /// limits](crate::Quota::concurrent) only.
             ///
-            /// A process renews its places three times in this time. So the time should be longer than what a failover
-            /// of the store takes. The places of a process that was killed are held until it has passed.
+            /// A process renews its places three times in this time. So the time should be longer than a failover of
+            /// the store. The places of a killed process stay held until this time has passed.
             pub fn places_lapse_after(mut self, time: std::time::Duration) -> Self {
                 self.shared.places_lapse_after = time;
                 self
@@ -178,9 +182,9 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Adds an observer from the beginning. It gets an event when a check has ended, when the store stops
+            /// Adds an observer that gets events from the beginning: when a check has ended, when the store stops
             /// answering, and when it answers again. The observers of [layers](crate::RateLimitLayer::observer) get
-            /// them anyway, from the layer's first service on.
+            /// these events anyway, from the layer's first service on.
             pub fn observer(mut self, observer: impl $crate::outcome::Observer + 'static) -> Self {
                 self.shared.observers.push(std::sync::Arc::new(observer));
                 self

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::unanswered::Unanswered;
 
-/// The least number of corrections that may wait. As many rows are renewed at a time.
+/// At least this number of corrections may wait, because a process renews up to this number of rows
+/// at a time.
 const CORRECTIONS_MIN: usize = 64;
 
 /// Bounds the number of requests that wait or are in flight.

@@ -1,5 +1,5 @@
 //! The units of a concurrency limit that each process holds, and the processes whose requests wait in line for them.
-//! This is what `places.lua` does in Redis.
+//! In Redis, `places.lua` does what this file does.
 //!
 //! The calls carry [claims](super::holdings).
 
@@ -12,7 +12,8 @@ use crate::base::time::micros_floor;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::limiter::{FirstInLine, Standing};
 
-/// The maximum number of processes that can hold units of a key, and that can have requests in line for them.
+/// The maximum number of processes that can hold units of a key. [`LINE_MAX`] is the maximum number of
+/// processes that can have requests in line for units of a key.
 pub(crate) const HOLDERS_MAX: usize = 256;
 pub(crate) const LINE_MAX: usize = 128;
 
@@ -41,7 +42,7 @@ pub(crate) struct HolderInLine {
     pub(crate) holder: u64,
     /// The number of the request in its process.
     pub(crate) number: u32,
-    /// The instant since which it waits.
+    /// The instant since which the request waits.
     pub(crate) since: u64,
     pub(crate) cost: u64,
     pub(crate) lapses: u64,
@@ -49,35 +50,36 @@ pub(crate) struct HolderInLine {
 
 /// A charge that was decided.
 pub(crate) struct DecidedRows {
-    /// Its receipt says whether the process had no row.
+    /// The decision, whose receipt says whether the process had no row.
     pub(crate) decision: ChargeDecision,
     /// The rows to write if the units are taken.
     pub(crate) if_taken: Option<KeyRows>,
-    /// The rows to write if they are not.
+    /// The rows to write if the units are not taken.
     pub(crate) otherwise: Option<KeyRows>,
 }
 
-/// The row of a process, as a claim finds it.
+/// The row of a process, compared with a claim of that process.
 struct Met {
-    /// Its place.
+    /// The index of the row.
     at: Option<usize>,
-    /// Its units that are held now.
+    /// The units that the process holds now.
     units: u64,
-    /// The units of all others.
+    /// The units that all other processes hold.
     others: u64,
     /// True if the claim differs from the row. Then the row is written even if nothing is taken.
     is_moved: bool,
 }
 
 impl KeyRows {
-    /// Returns the refusal of a call: the row is of a later epoch, or it was reset.
+    /// Returns the row of the claim's process if the row refuses the call, because it is of a later
+    /// epoch or was reset.
     pub(crate) fn refuses(&self, claim: &Claim, now: u64) -> Option<CurrentRow> {
         let own = self.held.iter().find(|held| held.holder == claim.holder && held.lapses > now)?;
         let known = CurrentRow { resets: claim.resets, epoch: claim.epoch };
         ((own.row.resets, own.row.epoch) > (known.resets, known.epoch)).then_some(own.row)
     }
 
-    /// Decides a charge. With `peeks`, nothing is taken even if the charge is allowed.
+    /// Decides a charge. With `peeks`, no units are taken even if the charge is allowed.
     pub(crate) fn charge(
         &self,
         places: Places,
@@ -172,7 +174,8 @@ impl KeyRows {
         held.chain(self.line.iter().map(|one| one.lapses)).max().unwrap_or(0)
     }
 
-    /// Returns the rows that have not lapsed. If the clock stepped back, they lapse after the longest time.
+    /// Returns the rows that have not lapsed. If the clock stepped back, each of these rows lapses after
+    /// [`LONGEST_US`] at the latest.
     fn at(&self, now: u64) -> Self {
         let mut rows = self.clone();
         let latest = now.saturating_add(LONGEST_US);
@@ -194,14 +197,15 @@ impl KeyRows {
         Met { at, units, others, is_moved }
     }
 
-    /// Returns the instant since which a process' first request has waited, as the process first reported it.
+    /// Returns the instant since which a process' first request has waited, according to the process' first
+    /// report of that request.
     fn since(&self, holder: u64, first: FirstInLine, now: u64) -> u64 {
         let own = self.line.iter().find(|one| one.holder == holder && one.number == first.number);
         own.map_or_else(|| now.saturating_sub(micros_floor(first.waited)), |own| own.since)
     }
 
-    /// Writes the row of a process. A row without units is removed, unless it has to stay or its absence would have
-    /// another meaning.
+    /// Writes the row of a process. A row without units is removed, unless the claim keeps the row or has a base:
+    /// without the row, a later call with the claim's epoch would count the base as held again.
     fn written(mut self, met: &Met, claim: &Claim, units: u64, now: u64) -> Self {
         let row = CurrentRow { resets: claim.resets, epoch: claim.epoch };
         let new = HeldRow { holder: claim.holder, row, units, lapses: now.saturating_add(claim.lapse_us) };

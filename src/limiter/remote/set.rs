@@ -1,5 +1,5 @@
-//! A set of charges under way: leases grant some, the store decides the others, and the answers make
-//! one decision.
+//! A set of charges under way: leases grant some charges, the store decides the other charges, and
+//! all answers make one decision.
 
 use smallvec::SmallVec;
 
@@ -13,7 +13,7 @@ use crate::policy::Policy;
 
 /// A charge of a set.
 pub(crate) struct Pending {
-    /// Its index in the set.
+    /// The charge's index in the set.
     pub(crate) at: usize,
     policy: Policy,
     key: Key,
@@ -21,13 +21,15 @@ pub(crate) struct Pending {
     cost: u64,
     arrival: Arrival,
     pub(crate) tag: Tag,
-    /// The data with which its denial is remembered, if it may be.
+    /// The data with which the charge's denial is remembered, or `None` if the denial must not be
+    /// remembered.
     pub(crate) watch: Option<Watch>,
-    /// `Some` from the start if a lease granted the charge, otherwise once it is answered.
+    /// The decision about the charge. It is `None` until the store has answered, unless a lease
+    /// granted the charge.
     pub(crate) decision: Option<ChargeDecision>,
-    /// The take of units that are held, until its answer is recorded.
+    /// The take of a concurrency limit's units, until the answer to the take is recorded.
     pub(crate) bid: Option<Box<Bid>>,
-    /// True if the request in which it was sent was allowed.
+    /// False if the store refused the request in which the charge was sent.
     passed: bool,
 }
 
@@ -54,8 +56,9 @@ impl Pending {
         Charge { policy, key, cost: *cost, effect: *effect, arrival: *arrival }
     }
 
-    /// Takes the receipt, as a refund. The decision then reports the state with nothing taken: the
-    /// exact remaining units, and no wait that is too short.
+    /// Takes the receipt out of the decision, and returns it as a refund. The decision then reports
+    /// the state as if nothing had been taken: the exact remaining units, and no wait that is too
+    /// short.
     fn refund(&mut self) -> Option<Refund> {
         let decision = self.decision.as_mut()?;
         let receipt = decision.take_receipt();
@@ -81,7 +84,7 @@ impl Effective for Pending {
     }
 }
 
-/// Puts the store's decision about these charges into them.
+/// Stores the store's decision about each charge in that charge.
 pub(crate) fn fill(set: &mut Set, decision: Decision) {
     let passed = decision.is_allowed();
     for (pending, decision) in set.iter_mut().zip(decision.into_charges()) {

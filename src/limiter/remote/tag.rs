@@ -12,7 +12,7 @@ use crate::policy::Policy;
 pub(crate) struct Tag(u64);
 
 impl Tag {
-    /// Returns its slot, out of `of` slots.
+    /// Returns the slot of this tag among `of` slots.
     pub(crate) fn slot(self, of: usize) -> usize {
         (self.0 % of.max(1) as u64) as usize // below `of`
     }

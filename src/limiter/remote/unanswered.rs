@@ -1,10 +1,10 @@
-//! Reasons why a request has no answer, if the store gave none.
+//! Reasons why a request has no answer, if the store gave no answer.
 
 use std::time::Duration;
 
 use crate::event::StoreErrorKind;
 
-/// Reasons why a request has no answer, if the store gave none.
+/// Reasons why a request has no answer, if the store gave no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unanswered {
     /// The caller is in no tokio runtime. The request was not sent.
@@ -13,7 +13,8 @@ pub(crate) enum Unanswered {
     TooMany(usize),
     /// Behind earlier requests, the request would have been answered too late. It was not sent.
     Shed(Shed),
-    /// A call takes this time even if no other one is under way, and the deadline is shorter. The request was not sent.
+    /// A call takes this time even if no other call is under way, and the deadline is shorter. The request was not
+    /// sent.
     TooFar { call: Duration, deadline: Duration },
     /// Earlier requests took longer than this deadline. The request was not sent.
     NotSent(Duration),
@@ -21,7 +22,7 @@ pub(crate) enum Unanswered {
     TooBusy(Duration),
     /// There was no answer within this deadline.
     TimedOut(Duration),
-    /// The runtime whose tasks the flights are has ended.
+    /// The runtime that runs the flights as tasks has ended.
     RuntimeEnded,
     /// The store did not answer all requests of a call.
     LeftOut,
@@ -33,18 +34,18 @@ pub(crate) enum Unanswered {
     TooLarge(usize, usize),
     /// The key of a concurrency limit was reset, each time that the request was sent.
     KeyReset,
-    /// An earlier refund of the queue failed, or too many later ones came.
+    /// An earlier refund of the queue failed, or too many later refunds came.
     RefundNotSent,
 }
 
 /// The reason why a request would have been answered too late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shed {
-    /// The requests that wait.
+    /// The number of requests that wait.
     pub(crate) waiting: usize,
-    /// The requests that may be in flight.
+    /// The number of requests that may be in flight.
     pub(crate) carries: u32,
-    /// The time of a call.
+    /// The duration of a call.
     pub(crate) call: Duration,
     pub(crate) deadline: Duration,
 }

@@ -45,7 +45,7 @@ impl StoreLimiterBuilder {
         self
     }
 
-    /// Makes the limiter. The store is not asked yet.
+    /// Makes the limiter, without a call to the store.
     ///
     /// # Errors
     /// Returns an error if a setting is out of its range, or there is no tokio runtime.

@@ -1,8 +1,8 @@
-//! The calls of a store: waits for answers, listens for late ones, and notices when the store is dead and when it is
-//! back.
+//! The calls to a store: waits for answers, also for late ones, and notices when the store is dead and when it
+//! answers again.
 //!
-//! A call without an answer is never sent again after a timeout. The store would do the same work twice, when it
-//! already has too much. An answer shows that the store is there, however late it is.
+//! A call without an answer is never sent again after a timeout. Otherwise the store would do the same work
+//! twice, while it already has too much work. Even a late answer shows that the store is not dead.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -22,13 +22,13 @@ use crate::base::time::Timestamp;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Breaker, Deadline, Events};
 
-/// The first and the longest pause before a store that is believed dead is asked again.
+/// The first and the longest pause before a probe of a store that is believed dead.
 const PROBE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
 /// The time to live of the value that a probe writes.
 const PROBED: Duration = Duration::from_secs(60);
 
-/// The number of calls in a row without a connection after which the store is believed dead.
+/// The number of consecutive calls without a connection after which the store is believed dead.
 const FAILURES: u32 = 5;
 
 /// The time for which the limiter waits for a late answer.
@@ -49,7 +49,7 @@ pub(super) struct StoreCalls<S: Store> {
     pub(super) runtime: Handle,
 }
 
-/// An answer of the store, or an error of its own.
+/// An answer of the store, which can be an error.
 pub(super) struct Answered<T> {
     pub(super) answer: T,
     pub(super) trip: Trip,
@@ -57,7 +57,7 @@ pub(super) struct Answered<T> {
     pub(super) sent: SentAt,
 }
 
-/// An answer that has not come in time.
+/// A call whose answer has not come in time.
 pub(super) struct Late<T> {
     pub(super) call: BoxFuture<'static, T>,
     pub(super) sent: SentAt,
@@ -97,7 +97,8 @@ impl<S: Store> StoreCalls<S> {
     /// Waits for an answer of the store until the deadline.
     ///
     /// # Errors
-    /// Returns the late answer if it has not come in time. [`listen`](Self::listen) goes on waiting for it.
+    /// Returns the call if its answer has not come in time. [`listen`](Self::listen) goes on waiting for
+    /// the answer.
     pub(super) async fn call<T: FromStore + Send + 'static>(
         self: &Arc<Self>,
         call: impl Future<Output = T> + Send + 'static,
@@ -128,7 +129,8 @@ impl<S: Store> StoreCalls<S> {
         Answered { answer, trip, took: sent.mark.took(), sent }
     }
 
-    /// Waits for a late answer in the background. Calls `then` with it, or with `None` if none comes in time.
+    /// Waits for a late answer in the background. Calls `then` with the answer, or with `None` if no answer
+    /// comes within [`LISTENS`].
     pub(super) fn listen<T: FromStore + Send + 'static>(
         self: &Arc<Self>,
         late: Late<T>,
@@ -172,12 +174,13 @@ impl<S: Store> Drop for StoreCalls<S> {
     }
 }
 
-/// Returns whether the call was cut off. Then no answer will come, and nobody knows whether the store did the work.
+/// Returns whether the call was cut off. Then no answer will come, and it is unknown whether the store did the
+/// work.
 pub(super) fn is_cut(error: &StoreError) -> bool {
     error.kind() == StoreErrorKind::Unavailable
 }
 
-/// An answer of the store, or what stands in for it.
+/// The result of a call to the store: an answer, or an error that replaces the answer.
 pub(super) trait FromStore {
     /// Returns whether the store has answered at all.
     fn is_heard(&self) -> bool;
@@ -191,8 +194,8 @@ impl<T> FromStore for Result<T, StoreError> {
     }
 }
 
-/// Asks a store that is believed dead until it answers, or the limiter is dropped. It writes as checks do, because a
-/// store whose disk hangs still answers reads.
+/// Probes a store that is believed dead until it answers, or the limiter is dropped. A probe writes as checks do,
+/// because a store whose disk hangs still answers reads.
 async fn probe<S: Store>(calls: Weak<StoreCalls<S>>) {
     let mut pause = PROBE[0];
     let mut last = None;

@@ -7,16 +7,19 @@ use crate::limiter::remote::{RemoteError, Unanswered};
 kind_and_message! {
     /// The reason why a store, or the limiter over it, did not decide. [`kind`](Self::kind) says what to do about it.
     ///
-    /// A store makes one of the kind [`Unavailable`](StoreErrorKind::Unavailable) if the connection was cut or it
-    /// cannot serve now, [`Timeout`](StoreErrorKind::Timeout) if it does not answer,
-    /// [`Contended`](StoreErrorKind::Contended) if others held the key for too long and nothing was changed,
-    /// [`Foreign`](StoreErrorKind::Foreign) if a value is not one that it wrote, and
-    /// [`Misconfigured`](StoreErrorKind::Misconfigured) if a person has to fix something else and nothing was changed.
+    /// A store returns an error of one of these kinds:
+    ///
+    /// * [`Unavailable`](StoreErrorKind::Unavailable) if the connection was cut or the store cannot serve now.
+    /// * [`Timeout`](StoreErrorKind::Timeout) if the store does not answer.
+    /// * [`Contended`](StoreErrorKind::Contended) if other callers held the key for too long and nothing was changed.
+    /// * [`Foreign`](StoreErrorKind::Foreign) if the store did not write a value that it found.
+    /// * [`Misconfigured`](StoreErrorKind::Misconfigured) if a person has to fix something else and nothing was
+    ///   changed.
     StoreError, StoreErrorKind, pub
 }
 
 impl StoreError {
-    /// Adds the error that caused this one.
+    /// Adds the error that caused this error.
     #[must_use]
     pub fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.caused_by(source)

@@ -1,4 +1,4 @@
-//! The values that this process last saw, as guesses of the current ones.
+//! The values that this process last saw, which are guesses of the current values.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -6,21 +6,23 @@ use std::sync::Arc;
 use super::Value;
 use crate::base::sync::{Mutex, lock};
 
-/// The values are in parts with a lock each, by the hash of the key.
+/// The number of parts, each of which has a lock. The hash of a key selects its part.
 const PARTS: u64 = 64;
 
-/// The maximum number of bytes of a part: 16 MB in all. With usual keys and values these are some 50,000.
+/// The maximum number of bytes of a part. All parts together have at most 16 MB, which is some 50,000
+/// usual keys and values.
 const PART_BYTES: usize = 256 * 1_024;
 
-/// A larger value is not kept. Its key then costs one more round trip.
+/// The maximum number of bytes of a value that is kept. A check of a key with a larger value costs
+/// one more round trip.
 const VALUE_BYTES: usize = 2_048;
 
-/// The bytes of an entry beside its key and its value: its slots in the map, which is up to half empty, and in the
-/// order.
+/// The bytes of an entry in addition to its key and its value: its slots in `values`, which is up to half empty,
+/// and in `order`.
 const ENTRY_BYTES: usize = 208;
 
-/// The last values of some keys. If there are too many, the oldest are removed. A key whose value is missing here
-/// or out of date costs one more round trip, and nothing else.
+/// The last values of some keys. If they have too many bytes, the oldest values are removed. If a key's value is
+/// missing here or out of date, a check of the key costs one more round trip, and is otherwise the same.
 pub(super) struct KnownValues(Box<[Mutex<Shard>]>);
 
 #[derive(Default)]
@@ -28,7 +30,7 @@ struct Shard {
     values: HashMap<u64, KnownValue, foldhash::fast::RandomState>,
     /// The hashes of the keys, by the numbers of their entries.
     order: BTreeMap<u64, u64>,
-    /// How many values were noted.
+    /// The number of values that were put so far.
     noted: u64,
     bytes: usize,
 }
@@ -36,7 +38,7 @@ struct Shard {
 struct KnownValue {
     key: Arc<str>,
     value: Value,
-    /// How many values were noted before it.
+    /// The number of values that were put before this value.
     number: u64,
 }
 
@@ -45,13 +47,14 @@ impl KnownValues {
         Self((0..PARTS).map(|_| Mutex::default()).collect())
     }
 
-    /// Returns the last value of a key, with the hash of its name.
+    /// Returns the last known value of a key. `hash` is the hash of the key.
     pub(super) fn get(&self, key: &Arc<str>, hash: u64) -> Option<Value> {
         let part = lock(self.part(hash));
         part.values.get(&hash).filter(|known| known.key == *key).map(|known| known.value.clone())
     }
 
-    /// Notes the current value of a key, or that there is none.
+    /// Stores the current value of a key, or removes the key if it has no value or too large a
+    /// value.
     pub(super) fn put(&self, key: &Arc<str>, hash: u64, value: Option<&Value>) {
         let mut part = lock(self.part(hash));
         match value.filter(|value| value.bytes.len() <= VALUE_BYTES) {
@@ -76,7 +79,7 @@ impl Shard {
         self.values.insert(hash, new);
     }
 
-    /// Removes the oldest values if there are too many.
+    /// Removes the oldest values until the part is small enough.
     fn trim(&mut self) {
         while self.bytes > PART_BYTES {
             let Some((_, oldest)) = self.order.first_key_value() else { return };

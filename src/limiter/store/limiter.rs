@@ -1,4 +1,4 @@
-//! The limiter over a store, as the trait has it.
+//! The limiter over a store: its methods and the trait `Limiter`.
 
 use std::fmt;
 use std::future::Future;
@@ -24,39 +24,40 @@ use crate::store_load::StoreLoad;
 
 /// A future of a [`StoreLimiter`]'s answer.
 ///
-/// A request is sent when the future is first polled, and needs no further poll. If the future of a
-/// `take` is dropped before it returned its answer, the limiter refunds what was charged as soon as
-/// the answer arrives. Refunds and settlements are sent at once.
+/// The limiter sends a request when the future is first polled, and the request needs no further
+/// poll. If the future of a `take` is dropped before it returned its answer, the limiter refunds
+/// the charged units as soon as the answer arrives. Refunds and settlements are sent at once.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
 
-/// A limiter whose states are in a [`Store`]: one limit for all processes that use the store, and for as long as the
+/// A limiter whose states are in a [`Store`]. All processes that use the store share each limit, for as long as the
 /// store keeps its values.
 ///
-/// Clones are one limiter. Each set of charges is all or nothing. A check takes one round trip, or two if the key was
-/// written by another process since. All algorithms are supported, except logs and sliding windows whose state can be
-/// larger than 16 kB.
+/// Clones are one limiter. Each set of charges is all or nothing. A check takes one round trip, or two if another
+/// process has written the key since this process last saw it. All algorithms are supported, except logs and sliding
+/// windows whose state can be larger than 16 kB.
 ///
 /// The value of a [concurrency limit](Quota::concurrent) has a row for each process. A process
-/// renews its rows. It returns units by a separate swap, after the response. At most 256 processes
-/// can hold units of one key, and 128 can be in line. So prefer Redis for keys that many processes
-/// use at once.
+/// renews its rows. It returns units with a separate swap, after the response. At most 256
+/// processes can hold units of one key, and at most 128 can have requests in line for them. So
+/// prefer Redis for keys that many processes use at once.
 ///
-/// Decisions are made at the store's time. This process knows that time only to within a round
-/// trip. If the store's clock steps, the decisions under way can be off by 100 milliseconds and a
-/// round trip. A decision that is further off is made again, unless another process has written its
-/// keys since, or an answer was lost. If the store reports no time, decisions are made at the
+/// The limiter decides at the store's time. This process knows that time only to within a round
+/// trip. If the store's clock steps, the decisions under way can be off by 100 milliseconds plus a
+/// round trip. A decision that is off by more is made again, unless another process has written its
+/// keys since, or an answer was lost. If the store reports no time, the limiter decides at the
 /// process's own time. Then a process whose clock is ahead by a second refills a second early.
 ///
 /// A call is sent again only if its connection was cut, and never after a timeout. So the
 /// [deadline] has to be longer than two round trips, and longer still if other processes write the
-/// same keys. If an answer comes after the deadline, what was charged is refunded.
+/// same keys. If an answer comes after the deadline, the limiter refunds the charged units.
 ///
 /// If other processes change a key so often that no swap succeeds before the deadline, the check fails as
 /// [`Contended`](StoreErrorKind::Contended).
 ///
 /// [deadline]: crate::limiter::store::StoreLimiterBuilder::deadline
 ///
-/// The limiter works in the tokio runtime in which it was made, and may be used from any other.
+/// The limiter works in the tokio runtime in which it was made, and may be used from any other
+/// runtime.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -99,10 +100,11 @@ impl<S: Store> StoreLimiter<S> {
         self.0.load()
     }
 
-    /// Returns the units that this process holds of [concurrency limits](Quota::concurrent). Later checks fail.
+    /// Closes the limiter, and returns the units of [concurrency limits](Quota::concurrent) that this process
+    /// holds. Later checks fail.
     ///
-    /// A task of the limiter's runtime returns the units, within a check's [deadline] for each 64
-    /// keys. If the runtime ends before that, they [lapse].
+    /// A task of the limiter's runtime returns the units. It takes at most a check's [deadline] for
+    /// each 64 keys. If the runtime ends before the task, the units [lapse].
     ///
     /// [deadline]: crate::limiter::store::StoreLimiterBuilder::deadline
     /// [lapse]: crate::limiter::store::StoreLimiterBuilder::places_lapse_after

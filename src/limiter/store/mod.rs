@@ -4,33 +4,34 @@
 //! flight, sets that are charged all or nothing, refunds, blocks, meters, settlements, and quotas that change at run
 //! time. The guide says [when to write a store, and when a limiter](crate::guide::writing_a_backend).
 //!
-//! A check is one [`swap`](Store::swap) when this process knows the current value, or when there is none. The swap
-//! names the version of each value that the decision was made on. If another process has written since then, the store
-//! changes nothing and returns the current values, and the limiter decides again on these. Checks of a key that come
-//! while a swap of it is in flight share the next swap.
+//! A check is one [`swap`](Store::swap) when this process knows the key's current value, or when the key has no value.
+//! The swap names the version of each value on which the decision is based. If another process has written since then,
+//! the store changes nothing and returns the current values, and the limiter decides again on these values. Checks of
+//! a key that come while a swap of that key is in flight share the next swap.
 //!
 //! # Stored values
 //!
-//! The key of a state is `prefix:1:h…:4:name`: the version of the format, the hash of the caller's key in hexadecimal
-//! digits, and the length of the policy's name before that name. The key of a concurrency limit has a `p` before the
-//! length. A value is at most 17 kB:
+//! The key of a state is `prefix:1:h…:4:name`. After the prefix come the version of the format, the hash of the
+//! caller's key in hexadecimal digits, the length of the policy's name, and that name. The key of a concurrency limit
+//! has a `p` before the length. A value is at most 17 kB:
 //!
 //! | bytes | meaning |
 //! |---|---|
 //! | 1 | the version of the format, 1 |
-//! | 1 | the number of earlier versions of the value, 0 to 4; plus 128 if the value has no others |
+//! | 1 | the number of earlier versions of the value, 0 to 4; plus 128 if these are all versions since the key had no value |
 //! | 16 each | the earlier versions, the latest first |
 //! | 2 | the length of the next field, little-endian |
 //! | ≤ 512 | the quota that the value was written under, as text |
-//! | the rest | the state: two numbers of 8 bytes, little-endian; or for logs and sliding windows entries, each of which is the microseconds since the entry before and its units, as numbers of 7 bits in a byte, the lowest first; or for concurrency limits rows |
+//! | the rest | the state. It is usually two numbers of 8 bytes, little-endian. For logs and sliding windows it is entries: the microseconds since the previous entry, and the entry's units, both with 7 bits in a byte, the lowest bits first. For concurrency limits it is rows |
 //!
 //! A row of a concurrency limit has 36 bytes: the process, its epoch, its units, the instant at
-//! which the row lapses, and how often it was reset. After these come rows of processes with a
-//! request in line: the process with the highest bit set, the instant since which the request
-//! waits, its cost, the instant at which the row lapses, and the request's number.
+//! which the row lapses, and the number of its resets. Then come rows of processes with a request
+//! in line: the process with the highest bit set, the instant since which the request waits, its
+//! cost, the instant at which the row lapses, and the request's number.
 //!
-//! A value that is not of this form, or that its quota could not have written, is an error of kind
-//! [`Foreign`](crate::limiter::StoreErrorKind::Foreign). It stays in the store until the key is reset.
+//! If a value does not have this form, or its quota could not have written it, the check fails with an
+//! error of kind [`Foreign`](crate::limiter::StoreErrorKind::Foreign). The value stays in the store
+//! until the key is reset.
 
 mod backend;
 mod builder;
@@ -70,26 +71,27 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **All or nothing.** [`swap`](Self::swap) makes all changes if every value is the expected one, and none
 ///   otherwise, in one atomic step. A store that cannot swap several keys together returns an error of kind
 ///   [`Misconfigured`](crate::limiter::StoreErrorKind::Misconfigured) for more than one change.
-/// * **Current.** A load that begins after a swap has returned sees what it wrote, from each process. The answer
-///   to a swap that changed nothing does so, too.
-/// * **Expiry.** A value may be forgotten once its time to live is over, and not before.
-/// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. If it fails as
-///   [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), because its connection was cut or there is none, the
-///   limiter sends it again and finds out whether the first was made. A store must not repeat a swap that may have been
-///   made.
-/// * **Cancel safety.** A future that is dropped may have swapped or not, but never in part.
+/// * **Current.** A load that begins after a swap has returned sees the values that the swap wrote, in each
+///   process. The values in the answer to a swap that changed nothing are as current.
+/// * **Expiry.** The store may forget a value after its time to live, and not before.
+/// * **Lost answers.** A swap that returns an error may have been made or not, and may even be made later. If the error
+///   is [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), because the connection was cut or there is no
+///   connection, the limiter sends the swap again and finds out whether the first was made. A store must not repeat a
+///   swap that may have been made.
+/// * **Cancel safety.** A dropped future may have made its swap or not, but never a part of it.
 /// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap as `swap` would make it
-///   alone. By default it calls `swap` for each. Implement it if one call costs the store less than many, as a
-///   transaction that waits for a disk does, and say in [`max_swaps`](Self::max_swaps) how many swaps a call takes.
-/// * **No waiting for each other.** A future that has begun may then not be polled for a while. No other call may
-///   wait for it. So a store holds no lock across an `await`, and has a connection for each call, or one that all
-///   share.
+///   alone. By default, `swap_each` calls `swap` for each swap. Implement it if one call costs the store less than
+///   many calls, for example because each transaction waits for a disk. Then return the number of swaps that a call
+///   takes from [`max_swaps`](Self::max_swaps).
+/// * **No waiting for each other.** The limiter may leave a future that has begun without a poll for a while.
+///   Meanwhile no other call may wait for that future. So a store holds no lock across an `await`, and has a
+///   connection for each call, or one connection that all calls share.
 /// * **Time.** A call that has no answer by the deadline fails its checks. The limiter waits for the answer for up to
-///   five seconds more, so that it knows that the store is there and can refund what was charged, and then drops the
-///   call. So a store needs no timeout of its own.
+///   five more seconds, to notice that the store is not dead and to refund the charged units. Then it drops the call.
+///   So a store needs no timeout of its own.
 /// * The keys of a call are all different.
 ///
-/// `conformance::check_store` checks this (feature `conformance`).
+/// `conformance::check_store` checks this contract (feature `conformance`).
 ///
 /// # Examples
 ///
@@ -136,14 +138,14 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// }
 /// ```
 ///
-/// If your store compares only revisions of its own, as etcd does, keep the version in a key of its
-/// own, and compare that key's value in the same transaction. Otherwise each swap has to read the
+/// If your store can compare only its own revisions, as etcd does, keep the version in a separate
+/// key, and compare that key's value in the same transaction. Otherwise each swap has to read the
 /// revision first, and costs a round trip more.
 pub trait Store: Send + Sync + 'static {
     /// Returns the value of each key, in order.
     ///
     /// # Errors
-    /// Returns an error if the store did not answer. Its kind says what to do about it.
+    /// Returns an error if the store did not answer. The error's kind says what to do about it.
     fn load(&self, keys: &[Arc<str>]) -> impl Future<Output = Result<Loaded, StoreError>> + Send;
 
     /// Makes all changes if each value is the [expected](Change::expects) one, and otherwise none.
@@ -156,25 +158,26 @@ pub trait Store: Send + Sync + 'static {
     fn swap(&self, changes: &[Change]) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
 
     /// Makes or refuses several swaps, each of which is all-or-nothing, and returns the answer to each, in order. There
-    /// are at most [`max_swaps`](Self::max_swaps), and no key is in two of them. A swap that would keep the others
-    /// waiting may be [skipped](Swapped::skipped): the limiter then sends it by [`swap`](Self::swap).
+    /// are at most [`max_swaps`](Self::max_swaps) swaps, and no key is in two of them. The store may
+    /// [skip](Swapped::skipped) a swap that would keep the other swaps waiting. The limiter then sends that swap with
+    /// [`swap`](Self::swap).
     ///
-    /// By default each swap is a call of `swap`, all at one time.
+    /// By default, this method calls `swap` for all swaps at the same time.
     ///
     /// # Errors
-    /// The answers are those of [`swap`](Self::swap), each with its own error.
+    /// Each answer can be an error of [`swap`](Self::swap).
     fn swap_each(&self, swaps: &[&[Change]]) -> impl Future<Output = Vec<Result<Swapped, StoreError>>> + Send {
         join_all(swaps.iter().map(|changes| self.swap(changes)))
     }
 
-    /// Returns how many swaps one call of [`swap_each`](Self::swap_each) takes. 1 by default: then only
-    /// [`swap`](Self::swap) is called.
+    /// Returns how many swaps one call of [`swap_each`](Self::swap_each) takes. The default is 1: then
+    /// the limiter calls only [`swap`](Self::swap).
     fn max_swaps(&self) -> usize {
         1
     }
 
-    /// Returns how many calls the store carries at a time. Further ones would wait at the store for these, so the
-    /// limiter collects their swaps for the next call instead. Without a bound by default.
+    /// Returns how many calls the store carries at a time. Further calls would wait at the store, so the limiter
+    /// collects their swaps for the next call instead. By default there is no maximum.
     fn max_calls(&self) -> usize {
         usize::MAX
     }
@@ -185,8 +188,8 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-/// The version of a value: 128 random bits, new with each write. The limiter makes it, and the
-/// store keeps it with the value and compares it.
+/// The version of a value: 128 random bits, new with each write. The limiter makes the version. The
+/// store keeps it with the value, and compares it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Version([u8; 16]);
 
@@ -258,10 +261,10 @@ impl Change {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a store that ignored an unknown change would lose the change")]
 pub enum Then {
-    /// Keeps the value. The decision depends on it, so it must be the expected one.
+    /// Keeps the value. The decision depends on the value, so it must have the expected version.
     Keep,
-    /// Replaces the value by this one, for at least the given time: from a second to some years. It may stay longer, so
-    /// keys may share an expiry.
+    /// Replaces the value with this value, for at least the given time: from a second to some years. The value may stay
+    /// longer, so keys may share an expiry.
     Put(Value, Duration),
     /// The value is removed.
     Delete,
@@ -281,11 +284,12 @@ impl Loaded {
         Self { values, now: None }
     }
 
-    /// Adds the store's time, which then is the limiter's time. Without it the limiter uses the clock of its process.
+    /// Adds the store's time, which then is the limiter's time. Without the store's time, the limiter uses the clock
+    /// of its process.
     ///
     /// Either each answer of a store has a time, or none has. All times are readings of one clock. They should be exact
-    /// to some milliseconds, because decisions are off by as much as they are. If that is more than 100 milliseconds, a
-    /// check can take two more swaps.
+    /// to some milliseconds, because an error of the time is an error of the decisions. If a time is off by more than
+    /// 100 milliseconds, a check can take two more swaps.
     #[must_use]
     pub fn at(self, now: Timestamp) -> Self {
         Self { now: Some(now), ..self }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Version;
 use crate::base::random;
 
-/// Random numbers that differ between processes: hashes with keys of the operating system.
+/// Random numbers that differ between processes: hashes with keys that the operating system makes.
 pub(super) struct Random {
     hashers: [RandomState; 2],
     /// The seed of the pauses.

@@ -1,14 +1,16 @@
 //! The text that all processes share, in a store that compares and swaps.
 //!
 //! The value of the key `prefix:1:fleet` begins with the format's number and the number of parts. A text of at most 15
-//! kB follows directly. A longer one is in parts of that size, under the keys `prefix:1:fleet:0` and so on, which one
-//! swap replaces together. All values of a text have its version, so a reader notices a text that was replaced while it
-//! was read.
+//! kB follows directly. A longer text is in parts of that size, under the keys `prefix:1:fleet:0` and so on. One swap
+//! replaces all of them together. All values of a text have the text's version, so a reader notices if the text is
+//! replaced during the reading.
 //!
-//! A text of which a part is gone counts as none, so that a process that knows it puts it back. Processes that know the
-//! text read the head only, so they look at the parts from time to time.
+//! If a part of a text is gone, the text counts as missing, so that a process that knows the text writes it again.
+//! Processes that know the text usually read only the value of `prefix:1:fleet`, so they look at the parts from time to
+//! time.
 //!
-//! The reports of processes are under the keys `prefix:1:fleet:process:0` and so on. Their version is the process.
+//! The reports of processes are under the keys `prefix:1:fleet:process:0` and so on. The version of a report names
+//! its process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,7 +37,7 @@ const LIVES: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// The maximum number of times that the text is read if it is replaced during each reading.
 const READS: usize = 5;
 
-/// Of this number of loads of a known text, which take a minute, one looks whether all parts are there.
+/// One in this number of loads of a known text checks that all parts exist. These loads take a minute.
 const WHOLE_EVERY: u32 = 60;
 
 /// The text of a limiter's store.
@@ -56,7 +58,7 @@ impl<S: Store> StoreText<S> {
         self.checks.backend().store()
     }
 
-    /// Returns the key of the text, and those of its parts.
+    /// Returns the key of the text and the keys of its parts.
     fn keys(&self, parts: usize) -> Vec<Arc<str>> {
         let parts = (0..parts).map(|part| format!("{}:{part}", self.head).into());
         std::iter::once(Arc::clone(&self.head)).chain(parts).collect()
@@ -66,7 +68,7 @@ impl<S: Store> StoreText<S> {
         format!("{}:process:{place}", self.head).into()
     }
 
-    /// Returns the value of the text's key, and the number of its parts.
+    /// Returns the value of the text's key, and the number of the text's parts.
     async fn head(&self) -> Result<Option<(Value, usize)>, BoxError> {
         let loaded = self.store().load(&[Arc::clone(&self.head)]).await?;
         let Some(value) = loaded.values().first().cloned().flatten() else { return Ok(None) };
@@ -76,7 +78,8 @@ impl<S: Store> StoreText<S> {
         }
     }
 
-    /// Reads the text of this version. Returns `None` if it was replaced meanwhile.
+    /// Reads the text with the version of `head`. Returns `None` if the text was replaced
+    /// meanwhile, or a part is gone.
     async fn text(&self, head: &Value, parts: usize) -> Result<Option<VersionedText>, BoxError> {
         let mut stored = head.version.to_bytes().to_vec();
         if parts == 0 {

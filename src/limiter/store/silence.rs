@@ -1,4 +1,4 @@
-//! Detects that the store has fallen silent: calls wait, and nothing is heard from it.
+//! Detects that the store has fallen silent: calls wait, and the store answers none of them.
 //!
 //! A late answer counts as an answer. So a slow store is not believed dead, however many calls miss their deadline.
 
@@ -11,12 +11,13 @@ use crate::base::sync::{Mutex, lock};
 /// The number of calls without an answer, since the last answer, after which the store may be dead.
 const CALLS: u32 = 5;
 
-/// The store is silent after this many times the deadline, and this many times the longest call of late. A busy machine
-/// may stop a server for a tenth of a second.
+/// The store counts as silent after [`DEADLINES`] times the deadline or [`LONGEST_CALLS`] times the longest recent
+/// call, whichever is longer. A busy machine may stop a server for a tenth of a second.
 const DEADLINES: u32 = 5;
 const LONGEST_CALLS: u32 = 2;
 
-/// The maximum time without an answer that does not count as silence.
+/// The maximum time without an answer that does not count as silence, unless the deadline is
+/// longer.
 const LONGEST: Duration = Duration::from_secs(5);
 
 pub(super) struct Silence {
@@ -26,9 +27,9 @@ pub(super) struct Silence {
 
 #[derive(Default)]
 struct SilenceState {
-    /// When the store was last heard.
+    /// When the store last answered.
     heard: Option<Instant>,
-    /// The longest call of late. It fades with each answer.
+    /// The duration of the longest recent call. It shrinks with each answer to a shorter call.
     longest: Duration,
     /// The number of calls that were sent after the last answer and missed their deadline, and the instant at which the
     /// first of them was sent.
@@ -45,7 +46,7 @@ impl Mark {
         Self(Instant::now())
     }
 
-    /// Returns the time since then.
+    /// Returns the time since the call was sent.
     pub(super) fn took(self) -> Duration {
         self.0.elapsed()
     }

@@ -1,10 +1,11 @@
 //! The time of decisions, which is the store's time as this process knows it.
 //!
-//! A decision needs the time before the swap, and the store reports its time with each answer. So the process keeps the
-//! difference between the store's clock and its own. The store read its clock at some instant of the round trip, so
-//! each answer bounds the difference from below and from above. If the known difference lies outside, it is moved to
-//! the nearer bound. It becomes more exact with each answer. Trips that are short in one direction leave the least
-//! room. The next answer corrects it after a step of a clock, as exactly as the trip is long.
+//! A decision needs the time before the swap, but the store reports its time with each answer. So the process keeps the
+//! difference between the store's clock and its own clock. The store read its clock at some instant of the round trip,
+//! so each answer bounds the difference from below and from above. A known difference outside these bounds is moved to
+//! the nearer bound, so it becomes more exact with each answer. A round trip that is short in one direction gives the
+//! closest bounds. After a step of a clock, the next answer corrects the difference to within the duration of its round
+//! trip.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +14,16 @@ use crate::base::sync::{Mutex, lock};
 use crate::base::time::{CLOCK_US_MAX, Timestamp};
 use crate::clock::Clock;
 
-/// If the time of a decision was further away from the store's than this, the decision is undone.
+/// If the time of a decision differs from the store's time by more than this plus the round trip,
+/// the decision is undone.
 const AWAY: Duration = Duration::from_millis(100);
 
-/// The time of decisions stands still for at most this long. The waits that they report are too short by the same
-/// amount.
+/// The time of decisions stands still for at most this long. Meanwhile, the waits that decisions report are too
+/// short by up to the same amount.
 const STANDS: Duration = Duration::from_millis(5);
 
 pub(super) struct StoreTime {
-    /// The clock that decides instead of the store's.
+    /// The clock that is used instead of the store's clock.
     chosen: Option<Arc<dyn Clock>>,
     own: Arc<dyn Clock>,
     known: Mutex<KnownTime>,
@@ -29,7 +31,8 @@ pub(super) struct StoreTime {
 
 #[derive(Default)]
 struct KnownTime {
-    /// The store's clock minus this process's, once the store has answered. It is zero if the store reports no time.
+    /// The store's clock minus this process's clock, in microseconds. `None` if the store has not answered yet, and
+    /// zero if the store reports no time.
     ahead_us: Option<i64>,
     /// The latest time of a decision.
     latest: Timestamp,
@@ -40,13 +43,13 @@ struct KnownTime {
 pub(super) enum TimeUpdate {
     /// The answer is the first one that reports a time.
     First,
-    /// The decision was made at a time near that of the store.
+    /// The decision was made at a time near the store's time.
     Near,
-    /// The decision was made at a time too far away from that of the store.
+    /// The decision was made at a time too far away from the store's time.
     Away,
 }
 
-/// When a call was sent and answered, by the own clock.
+/// When a call was sent and answered, according to this process's clock.
 #[derive(Clone, Copy)]
 pub(super) struct Trip {
     pub(super) sent: Timestamp,
@@ -54,7 +57,8 @@ pub(super) struct Trip {
 }
 
 impl StoreTime {
-    /// Begins with the clock that decides instead of the store's, if there is one, and the clock of this process.
+    /// `chosen` is the clock that is used instead of the store's clock, if any. `own` is the clock of this
+    /// process.
     pub(super) fn new(chosen: Option<Arc<dyn Clock>>, own: Arc<dyn Clock>) -> Self {
         Self { chosen, own, known: Mutex::default() }
     }
@@ -63,16 +67,16 @@ impl StoreTime {
         self.chosen.clone()
     }
 
-    /// Returns the own time, for [`Trip`].
+    /// Returns the time of this process's clock, for [`Trip`].
     pub(super) fn own(&self) -> Timestamp {
         self.own.now()
     }
 
     /// Returns the time of a decision that is made now. Returns `None` if the store has not answered yet.
     ///
-    /// It does not step back when an answer corrects the difference by a little: then it stands still until the
-    /// corrected time has caught up. If the store's clock itself was set back, the time of decisions steps back
-    /// with it.
+    /// The time does not step back when an answer corrects the difference by at most [`STANDS`]: it stands
+    /// still until the corrected time has caught up. If the store's clock itself was set back, the time of
+    /// decisions steps back with it.
     pub(super) fn now(&self) -> Option<Timestamp> {
         let most = Timestamp::from_micros(CLOCK_US_MAX);
         if let Some(clock) = &self.chosen {
@@ -87,7 +91,8 @@ impl StoreTime {
         Some(known.latest)
     }
 
-    /// Records the time that an answer reports. `decided` is the time of the decision that it answers.
+    /// Records the time that an answer reports. `decided` is the time of the decision that the
+    /// answered call wrote, if any.
     pub(super) fn record(&self, trip: Trip, now: Option<Timestamp>, decided: Option<Timestamp>) -> TimeUpdate {
         if self.chosen.is_some() {
             return TimeUpdate::Near;

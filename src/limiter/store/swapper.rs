@@ -1,30 +1,32 @@
-//! Takes the requests of a flight to the store: decides them on copies, swaps, and decides again after conflicts.
+//! Takes the requests of a flight to the store: decides them on copies of the values, swaps the results in, and
+//! decides again after conflicts.
 //!
-//! Requests of a flight that are joined by keys are a party. Each party is decided separately, and is one swap. The
-//! swaps of several parties share a call, if the store takes several. A conflict repeats its own party only.
+//! The requests of a flight that common keys join are a *party*. Each party is decided separately, and is one swap.
+//! The swaps of several parties share a call, if the store takes several swaps in a call. After a conflict, only
+//! its own party is decided again.
 //!
 //! # Lost answers
 //!
-//! A call that was cut has no answer, and the same swap is sent again. If the current value is the expected one, the
-//! swap is made now. If the current value is the limiter's own, the first swap was made. Otherwise the value names the
-//! versions before it: if this swap's version is among them, the swap was made. If the expected version is among them
-//! and another version follows it, the swap was not made. If neither is among them, nothing is known, and the requests
-//! fail as a timeout.
+//! A call whose connection was cut has no answer, and the same swap is sent again. If the current value has the
+//! expected version, the second swap is made. If the current value has the version that the swap writes, the first
+//! swap was made. Otherwise the current value names its earlier versions. If the version that the swap writes is among
+//! them, the swap was made. If the expected version is among them and another version follows it, the swap was not
+//! made. If neither is among them, the result is unknown, and the requests fail as a timeout.
 //!
-//! If a value names all versions since the key had no value, and neither is among them, either the
-//! swap was not made or the value was removed since. A swap that only removes values has had its
-//! effect in both cases, if the values that were only looked at are still the expected ones.
-//! Charges are decided again, because nothing is left of what they took. Refunds and returns are
-//! not, because nobody knows whether they had an effect.
+//! If a value names all versions since the key had no value, and neither of the two versions is
+//! among them, either the swap was not made or the value was removed since. A swap that only
+//! removes values has had its effect in both cases, if the values that it only read are still the
+//! expected ones. Charges are decided again, because nothing is left of the units that they took.
+//! Refunds and returns are not decided again, because it is unknown whether they had an effect.
 //!
 //! A swap that expects a version is made at most once. A late swap that expects no value can be
-//! made once more, if the key has no value again. Its charge then counts although no request has
-//! it, until it drains or its row lapses.
+//! made a second time, if the key has no value again. The charge then counts although it belongs to
+//! no request, until it drains or its row lapses.
 //!
 //! # Late answers
 //!
-//! When the time of a flight is over, the flight ends, so that the next one can decide its keys, and a task listens for
-//! the answer. If the swap was made, the callers have gone, and their charges are refunded.
+//! When the deadline of a flight is over, the flight ends, so that the next flight can decide its keys. A task then
+//! listens for the answer. If the swap was made, the charges are refunded, because their callers have gone.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -52,14 +54,14 @@ const SENDS: u32 = 4;
 /// The first and the longest pause before a swap is tried again.
 const PAUSE: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(8)];
 
-/// The longest rest of a process for each conflict that it had.
+/// The longest rest of a process before its next flight, for each conflict that it had.
 const REST: Duration = Duration::from_millis(2);
 
-/// The callers of a flight have gone this long after its time is over.
+/// The time after the deadline of a flight at which its callers have gone.
 const LEAVE: Duration = Duration::from_millis(10);
 
-/// The first answer gives the store's time, exact to half of its trip. If the trip took longer than
-/// this, the store is asked again, up to this many times.
+/// The first answer gives the store's time to within half of its round trip. If the round trip took
+/// longer than [`CLOSE`], the store is asked again, up to [`NARROWS`] times.
 const CLOSE: Duration = Duration::from_millis(2);
 const NARROWS: u32 = 4;
 
@@ -71,18 +73,18 @@ struct Inner<S: Store> {
     quotas: Quotas,
 }
 
-/// Requests of a flight that are joined by keys.
+/// Requests of a flight that common keys join.
 struct Party<'a, S: Store> {
     callers: Vec<Caller<Swapper<S>>>,
     copy: WorkingCopy<'a>,
     /// True if the values come from the store, and are not guesses.
     is_current: bool,
-    /// True if the party loads its values instead of guessing, because an answer to many parties takes long, and a load
-    /// does not.
+    /// True if the party loads values that it does not know, instead of guessing them, because a swap of many parties
+    /// takes long, and a load does not.
     loads_first: bool,
-    /// The conflicts with other processes.
+    /// The number of conflicts with other processes.
     conflicts: u32,
-    /// True if a swap was undone, because its time was too far away from the store's.
+    /// True if a swap was undone, because its time was too far away from the store's time.
     has_undone: bool,
     next: Option<PartyStep>,
 }
@@ -103,7 +105,7 @@ struct Decided {
     changes: Vec<Change>,
     at: Timestamp,
     answers: StoreAnswers,
-    /// True if the changes refund and return nothing.
+    /// True if all requests are takes or peeks.
     only_takes: bool,
     /// The number of times that the swap was sent.
     sends: u32,
@@ -115,7 +117,7 @@ type Swapping<'a, S> = (Party<'a, S>, Decided);
 /// The result of a flight.
 #[derive(Clone, Copy, Default)]
 struct FlightResult {
-    /// True if the store has decided any of its requests.
+    /// True if the store has decided any of the flight's requests.
     is_answered: bool,
     /// The maximum number of conflicts that a party had with other processes.
     conflicts: u32,
@@ -128,12 +130,14 @@ impl FlightResult {
     }
 }
 
-/// The requests of a swap that is late, with the answers that they get if it was made.
+/// The requests of a swap whose answer is late, with the answers that they get if the swap was
+/// made.
 type LateSwap<S> = (Vec<(Caller<Swapper<S>>, Result<StoreAnswer, StoreError>)>, Decided);
 
 /// The result of a swap.
 enum SwapResult {
-    /// It was made. The current time is known unless its answer was lost.
+    /// The swap was made. `is_away` is true if its time was too far away from the store's, and
+    /// false if an answer was lost.
     Made { is_away: bool },
     /// Nothing was changed, and these are the current values.
     Conflict(Vec<Option<Value>>),
@@ -141,7 +145,7 @@ enum SwapResult {
     Skipped,
 }
 
-/// The answers to some swaps, which are returned with them.
+/// Some swaps, and the answers to them.
 type Called = (Vec<Vec<Change>>, Vec<Result<Swapped, StoreError>>);
 
 impl<S: Store> Swapper<S> {
@@ -153,7 +157,7 @@ impl<S: Store> Swapper<S> {
         &self.0.calls.store
     }
 
-    /// Returns the clock that decides instead of the store's, if there is one.
+    /// Returns the clock that is used instead of the store's clock, if any.
     pub(super) fn chosen_clock(&self) -> Option<Arc<dyn Clock>> {
         self.0.calls.time.chosen()
     }
@@ -199,7 +203,8 @@ impl<S: Store> RemoteStore for Swapper<S> {
 }
 
 impl<S: Store> Inner<S> {
-    /// Takes requests to the store, and answers them. Returns the number of parties as well.
+    /// Takes requests to the store, and answers them. Returns the result of the flight, and the
+    /// number of parties.
     async fn take(self: &Arc<Self>, callers: Vec<Caller<Swapper<S>>>, deadline: Deadline) -> (FlightResult, usize) {
         let mut parties = self.parties(callers);
         if parties.len() == 1 {
@@ -328,7 +333,7 @@ impl<S: Store> Inner<S> {
         callers.into_iter().for_each(|caller| caller.answer(Err(error.clone())));
     }
 
-    /// Loads the current values of these parties. Returns those that go on.
+    /// Loads the current values of these parties. Returns the parties that go on.
     async fn load<'a>(self: &Arc<Self>, mut parties: Vec<Party<'a, S>>, deadline: Deadline) -> Vec<Party<'a, S>> {
         let keys: Arc<[Arc<str>]> = parties.iter().flat_map(|party| party.copy.keys()).collect();
         let loaded = match self.load_keys(&keys, deadline).await {
@@ -387,8 +392,8 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Makes the swaps of some parties in one call. Returns the parties that go on, and adds those whose swap was
-    /// skipped to `alone`.
+    /// Makes the swaps of some parties in one call. Returns the parties that go on, and `alone` with the parties
+    /// added whose swap was skipped.
     async fn swap<'a>(
         self: &Arc<Self>,
         mut swaps: Vec<Swapping<'a, S>>,
@@ -495,8 +500,9 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Answers the requests of a party whose swap was made. If it was decided at a time too far
-    /// away from the store's, the swap is undone, once, and the party goes on.
+    /// Answers the requests of a party whose swap was made. If the swap was decided at a time too
+    /// far away from the store's time, it is undone, at most once for each party, and the party
+    /// goes on.
     async fn made<'a>(
         self: &Arc<Self>,
         mut party: Party<'a, S>,
@@ -524,11 +530,12 @@ impl<S: Store> Inner<S> {
         None
     }
 
-    /// Undoes changes that were made. Returns whether they are undone. They are not if another process has written
-    /// since.
+    /// Undoes changes that were made. Returns whether the changes were undone. They stay if another process has
+    /// written since.
     ///
     /// # Errors
-    /// It is not known. Then the requests must not be admitted, because the units that they took may be free again.
+    /// Returns an error if it is unknown whether the changes were undone. Then the requests must not be admitted,
+    /// because the units that they took may be free again.
     async fn undo(
         self: &Arc<Self>,
         copy: &mut WorkingCopy<'_>,
@@ -570,9 +577,9 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Listens for the answers to swaps. By then the callers of checks have gone, so their charges are refunded.
-    /// Corrections do not wait that long. Charges of held units are not refunded either, because the row of this
-    /// process corrects them.
+    /// Listens for late answers to swaps. When such an answer comes, the callers of checks have gone, so their
+    /// charges are refunded. Corrections fail after [`LEAVE`] if no answer has come by then. Requests about held
+    /// units fail at once and need no refund, because the next claim of this process corrects its row.
     fn listen_for_swaps(self: &Arc<Self>, mut late: Late<Called>, swaps: Vec<Swapping<'_, S>>) {
         let error = late.error.clone();
         self.calls.events.report_failure(error.kind(), &error);
@@ -619,14 +626,14 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Waits a random time, which is longer each time.
+    /// Waits for a random time, whose maximum grows with `tries`.
     async fn pause(&self, tries: u32, deadline: Deadline) {
         let most = PAUSE[0].saturating_mul(1 << tries.min(8)).min(PAUSE[1]);
         let part = self.calls.random.next() % 1_024;
         deadline.pause(most * (part as u32) / 1_024).await; // below 1,024
     }
 
-    /// Returns for how long the next flight waits, so that other processes can change the keys. The
+    /// Returns how long the next flight waits so that other processes can change the keys. The
     /// first conflict only means that this process knew an old value. Further conflicts mean that
     /// other processes wait as well. This process now knows the current values, and would win again
     /// without a rest.
@@ -656,7 +663,7 @@ impl FromStore for Called {
     }
 }
 
-/// Returns the requests by the keys that join them, each group in its order.
+/// Groups the requests that common keys join. Each group keeps the order of its requests.
 fn joined<S: Store>(callers: Vec<Caller<Swapper<S>>>) -> Vec<Vec<Caller<Swapper<S>>>> {
     let mut of_keys: HashMap<u64, usize, foldhash::fast::RandomState> = HashMap::default();
     // `merged[group]` is the group that `group` was merged into, or `group` itself.
@@ -690,7 +697,7 @@ fn joined<S: Store>(callers: Vec<Caller<Swapper<S>>>) -> Vec<Vec<Caller<Swapper<
 /// A request with its answer.
 type CallerAnswer<S> = (Caller<Swapper<S>>, Result<StoreAnswer, StoreError>);
 
-/// Fails some requests, and returns the others.
+/// Fails the requests for which `fails` returns true, and returns the other requests.
 fn fail_some<S: Store>(
     callers: impl Iterator<Item = CallerAnswer<S>>,
     error: &StoreError,

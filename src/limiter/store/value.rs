@@ -1,4 +1,5 @@
-//! Values as bytes, and back. The documentation of the [module](super) has the form.
+//! Converts values into bytes, and back. The documentation of the [module](super) describes the
+//! form.
 //!
 //! The reader does not trust the bytes: it checks each length, and refuses a state that its quota could not have
 //! written.
@@ -22,10 +23,11 @@ use crate::quota::Quota;
 
 const FORMAT: u8 = 1;
 
-/// A flag in the second byte: the value names all its versions.
+/// A flag in the second byte: the value names all its versions since the key had no value.
 const WHOLE: u8 = 128;
 
-/// The maximum number of earlier versions of a value. The current one stands beside it.
+/// The maximum number of earlier versions that a value names. The current version is stored beside
+/// the value.
 const EARLIER: usize = 4;
 
 /// The maximum number of bytes of a state.
@@ -37,10 +39,11 @@ const TEXT_MAX: usize = 512;
 /// The latest instant in a state that any quota could have made.
 const INSTANT_US_MAX: u64 = CLOCK_US_MAX + 2 * DRAIN_US_MAX;
 
-/// The bytes of a row of a concurrency limit.
+/// The number of bytes of a row of a concurrency limit.
 const ROW_BYTES: usize = 36;
 
-/// The largest number of a holder, and of units: stores may calculate with numbers that are exact up to it.
+/// The largest number of a holder, and the largest number of units: stores may calculate with numbers that
+/// are exact only up to this one.
 const EXACT_MAX: u64 = 1 << 53;
 
 /// A flag in the number of a holder: the row belongs to a request in line.
@@ -61,7 +64,7 @@ pub(super) struct StoredState {
 pub(super) enum StateForm {
     Pair(Pair),
     Entries(Vec<(u64, u64)>),
-    /// The units that are held. They do not depend on the quota.
+    /// The units that processes hold. They do not depend on the quota.
     Rows(KeyRows),
 }
 
@@ -85,12 +88,12 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Returns the history of a value that has none before it.
+    /// Returns the history of a value that has no earlier version.
     pub(super) fn fresh() -> Self {
         Self { versions: SmallVec::new(), is_whole: true }
     }
 
-    /// Returns the history of the value that comes after one with this history.
+    /// Returns the history of the next value, after a value with this history and this version.
     pub(super) fn after(&self, version: Version) -> Self {
         let is_whole = self.is_whole && self.versions.len() < EARLIER;
         let versions = std::iter::once(version).chain(self.versions.iter().copied()).take(EARLIER).collect();
@@ -133,7 +136,7 @@ impl StoredState {
         (form, fit)
     }
 
-    /// Returns how long the state counts.
+    /// Returns the time for which the store has to keep the state.
     pub(super) fn time_to_live(&self, now: u64) -> Duration {
         let until = match (&self.form, self.written.quota.decider()) {
             // The state counts until one microsecond after the pair's instant, because the units of the pair may
@@ -187,7 +190,8 @@ pub(super) fn read_history(value: &Value) -> Result<History, Foreign> {
     Reader(&value.bytes).head()
 }
 
-/// The quotas of values. Quotas are few, and each value has the text of one, so their texts are remembered.
+/// The quotas of values. There are few quotas, but each value has a quota's text, so the texts are
+/// remembered.
 #[derive(Default)]
 pub(super) struct Quotas {
     of_policies: Mutex<HashMap<u64, Arc<Written>>>,
@@ -195,7 +199,7 @@ pub(super) struct Quotas {
 }
 
 impl Quotas {
-    /// Returns the quota of a policy as values have it.
+    /// Returns the quota of a policy in the form in which values have it.
     pub(super) fn of(&self, policy: &Policy) -> Arc<Written> {
         let fingerprint = policy.fingerprint();
         if let Some(written) = lock(&self.of_policies).get(&fingerprint) {
@@ -281,7 +285,7 @@ fn write_number(bytes: &mut SmallVec<[u8; 256]>, mut number: u64) {
     bytes.push(number as u8); // below 128
 }
 
-/// Reads numbers off the front.
+/// Reads numbers from the front of the remaining bytes.
 struct Reader<'a>(&'a [u8]);
 
 const SHORT: Foreign = Foreign("it ends too early");
@@ -324,7 +328,7 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(self.take(length)?).map_err(|_| Foreign("the text of the value's quota is not UTF-8"))
     }
 
-    /// Reads a number of seven bits in a byte.
+    /// Reads a number that has seven bits in each byte.
     fn number(&mut self) -> Result<u64, Foreign> {
         let mut number = 0;
         for shift in (0..63).step_by(7) {
@@ -337,7 +341,7 @@ impl<'a> Reader<'a> {
         Err(Foreign("a number is too large"))
     }
 
-    /// Reads the rows of units that are held, and then those of requests in line.
+    /// Reads the rows of held units, and then the rows of requests in line.
     fn rows(&mut self) -> Result<KeyRows, Foreign> {
         let mut rows = KeyRows::default();
         while !self.0.is_empty() {

@@ -1,4 +1,5 @@
-//! Requests decided in order on a copy of the values, and the changes that write the result.
+//! Decides requests in order on a copy of the values, and returns the changes that write the
+//! result.
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ pub(super) enum StoreOperation {
     /// Answers as `Take` would, and takes nothing.
     Peek,
     Refund,
-    /// Returns units that are held, or renews the row of this process.
+    /// Returns held units, or renews the row of this process.
     Return,
     Reset,
 }
@@ -34,7 +35,7 @@ pub(super) enum StoreOperation {
 /// The answer to a request.
 pub(super) type StoreAnswer = remote::Answer<StoreError>;
 
-/// Charges of one set, a refund or a reset.
+/// The charges of one set, a refund, a return or a reset.
 #[derive(Debug)]
 pub(super) struct StoreRequest {
     pub(super) operation: StoreOperation,
@@ -46,7 +47,7 @@ impl StoreRequest {
         Self { operation, charges: charges.into_iter().collect() }
     }
 
-    /// Returns whether a charge is for units that requests hold.
+    /// Returns whether a charge is of a concurrency limit.
     pub(super) fn holds_units(&self) -> bool {
         self.charges.iter().any(|charge| charge.policy.limits_in_flight())
     }
@@ -70,7 +71,7 @@ pub(super) struct StoreCharge {
     pub(super) effect: Effect,
     /// The charge that a refund returns.
     pub(super) own: Pair,
-    /// The claim of this process, if the units are held.
+    /// The claim of this process, if the policy is a concurrency limit.
     pub(super) claim: Claim,
 }
 
@@ -94,11 +95,12 @@ pub(super) struct WorkingCopy<'a> {
 struct Cell {
     key: Arc<str>,
     hash: u64,
-    /// The value that is expected.
+    /// The value that the store is expected to have.
     value: Option<Value>,
     /// The history of that value.
     history: History,
-    /// The value before the requests, and the value after the requests decided so far.
+    /// The state after the requests that were decided so far, which is the state of `value` before
+    /// the first of them.
     state: Result<Option<StoredState>, Foreign>,
     is_used: bool,
     is_changed: bool,
@@ -142,12 +144,12 @@ impl<'a> WorkingCopy<'a> {
         Self { quotas, cells }
     }
 
-    /// Returns whether a key has no value, or none that this process knows.
+    /// Returns whether a key has no value, or a value that this process does not know.
     pub(super) fn has_unknown(&self) -> bool {
         self.cells.iter().any(|cell| cell.value.is_none())
     }
 
-    /// Returns how many keys there are.
+    /// Returns the number of keys.
     pub(super) fn len(&self) -> usize {
         self.cells.len()
     }
@@ -157,18 +159,19 @@ impl<'a> WorkingCopy<'a> {
         self.cells.iter().map(|cell| Arc::clone(&cell.key)).collect()
     }
 
-    /// Replaces the values of all keys by the current ones.
+    /// Replaces the values of all keys with the current values.
     pub(super) fn set_all(&mut self, values: &[Option<Value>], known: &KnownValues) {
         self.cells.iter_mut().zip(values).for_each(|(cell, value)| cell.set_value(value, known));
     }
 
-    /// Replaces the values of the keys that were used by the current ones.
+    /// Replaces the values of the used keys with the current values.
     pub(super) fn set_used(&mut self, values: &[Option<Value>], known: &KnownValues) {
         let used = self.cells.iter_mut().filter(|cell| cell.is_used);
         used.zip(values).for_each(|(cell, value)| cell.set_value(value, known));
     }
 
-    /// Decides requests in their order, from the values on. Returns the answer to each.
+    /// Decides requests in their order, beginning with the copied values. Returns the answer to
+    /// each request.
     pub(super) fn decide<'r>(
         &mut self,
         requests: impl Iterator<Item = &'r StoreRequest>,
@@ -241,7 +244,7 @@ impl<'a> WorkingCopy<'a> {
         }
     }
 
-    /// Reads the value of a key that is used for the first time.
+    /// Reads the value of a key when a request uses the key for the first time.
     fn read(&mut self, place: usize, likely: &Arc<Written>) {
         let cell = &mut self.cells[place];
         if std::mem::replace(&mut cell.is_used, true) {
@@ -352,8 +355,8 @@ impl<'a> WorkingCopy<'a> {
         }
     }
 
-    /// Refunds what the state still holds of the charge. Returns whether that has no effect because a later slot of the
-    /// queue is taken.
+    /// Refunds the units of the charge that the state still holds. Returns whether the refund has no effect because a
+    /// later slot of the queue is taken.
     fn refund(&mut self, charge: &StoreCharge, place: usize, now: u64) -> bool {
         let (form, fit) = self.under(charge, place, now);
         let (change, is_behind) = match (form, charge.policy.quota().decider()) {
@@ -379,7 +382,8 @@ impl<'a> WorkingCopy<'a> {
         is_behind
     }
 
-    /// Returns units of a charge, or renews its row. Returns whether there was no row although the process held units.
+    /// Returns units to the state of a charge, or renews the row of the process. Returns whether there was no row
+    /// although the process held units.
     fn return_units(&mut self, charge: &StoreCharge, place: usize, now: u64) -> bool {
         let rows = self.rows(place).cloned().unwrap_or_default();
         let (rows, is_missing) = rows.return_units(&charge.claim, charge.cost, now);
@@ -401,7 +405,8 @@ impl<'a> WorkingCopy<'a> {
 
     // Changes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the changes that write the decisions. Keys that were only read must not have changed.
+    /// Returns the changes that write the decisions. They require that keys that were only read have
+    /// not changed.
     pub(super) fn changes(&self, now: u64, mut version: impl FnMut() -> Version) -> Vec<Change> {
         let used = self.cells.iter().filter(|cell| cell.is_used);
         used.map(|cell| {
@@ -420,7 +425,7 @@ impl<'a> WorkingCopy<'a> {
         .collect()
     }
 
-    /// Returns the changes that undo these.
+    /// Returns the changes that undo `done`.
     pub(super) fn undoing(&self, done: &[Change], now: u64, mut version: impl FnMut() -> Version) -> Vec<Change> {
         let used = self.cells.iter().filter(|cell| cell.is_used).zip(done);
         used.filter_map(|(cell, change)| {
@@ -442,7 +447,7 @@ impl<'a> WorkingCopy<'a> {
         .collect()
     }
 
-    /// Notes that these changes of the used keys were made.
+    /// Records that these changes of the used keys were made.
     pub(super) fn note_done(&mut self, done: &[Change], known: &KnownValues) {
         for change in done {
             let Some(cell) = self.cells.iter_mut().find(|cell| cell.key == change.key) else { continue };
@@ -480,7 +485,8 @@ impl Cell {
 pub(super) enum Evidence {
     Made,
     NotMade,
-    /// If they were made, others have removed the values since, and nothing is left of what they wrote.
+    /// If the changes were made, other processes have removed the values since, and nothing of the
+    /// changes is left.
     Gone,
     None,
 }
@@ -526,7 +532,7 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
     }
 }
 
-/// Returns the rows of a state. Other states have none.
+/// Returns the rows of a state, or no rows if the state has another form.
 fn rows_of(form: Option<StateForm>) -> KeyRows {
     if let Some(StateForm::Rows(rows)) = form { rows } else { KeyRows::default() }
 }
@@ -569,7 +575,7 @@ fn apply(entries: &mut Vec<(u64, u64)>, edit: &Edit, log: &EntryLog) {
     entries.retain(|entry| entry.1 > 0);
 }
 
-/// Adds units to the entry that starts then. That is the newest entry, or a new one.
+/// Adds units to the entry that starts at `start`, which is the newest entry or a new entry.
 fn push(entries: &mut Vec<(u64, u64)>, (start, units): (u64, u64), log: &EntryLog) {
     match entries.last_mut() {
         Some(last) if last.0 >= start => {

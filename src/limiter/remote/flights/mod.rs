@@ -1,13 +1,14 @@
 //! Takes the requests of a limiter to its store, at most as many as the store answers in time.
 //!
-//! A flight is one call of the store. Requests that come while flights are under way wait, and go together in the next
-//! one. Their [`LaneQueue`] says which requests may fly together: any of a Redis server ([`Queue`]), or those that
-//! share no key with a flight under way ([`Groups`]). How many flights there are, and which requests are not sent
-//! because they would be answered too late, follows from the durations of calls ([`load_window`]).
+//! A flight is one call of the store. Requests that arrive while flights are under way wait, and then share the next
+//! flight. The lane's [`LaneQueue`] says which requests may share a flight: any requests to a Redis server
+//! ([`Queue`]), or those that have no key in common with a flight under way ([`Groups`]). The durations of calls
+//! determine how many flights there are, and which requests are not sent because their answers would come too late
+//! ([`load_window`]).
 //!
-//! An idle lane sends at once, so a request waits for no timer. A flight is a task of the limiter's runtime, or driven
-//! by its caller as long as no other request waits ([`caller_flight`]): no request depends on another caller's future
-//! being polled.
+//! An idle lane sends at once, so a request waits for no timer. A flight is a task of the limiter's runtime. As long
+//! as no other request waits, its caller may drive it instead ([`caller_flight`]). So no request depends on another
+//! caller's future being polled.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -45,8 +46,8 @@ mod load_window;
 mod queue;
 mod quickest;
 
-/// The time after the deadline at which a caller stops waiting. A call that was sent at once has
-/// failed before, with an error that names the server.
+/// A caller stops waiting at this time after the deadline. By then, a call that was sent at once
+/// has failed with an error that names the server.
 const GRACE: Duration = Duration::from_millis(5);
 
 /// The flights of a limiter.
@@ -57,7 +58,7 @@ struct Lanes<F: RemoteStore> {
     lanes: Box<[Mutex<Lane<F>>]>,
     deadline: Duration,
     permits: Permits,
-    /// The runtime whose tasks the flights are.
+    /// The runtime that runs the flights as tasks.
     runtime: Handle,
 }
 
@@ -66,14 +67,15 @@ struct Lane<F: RemoteStore> {
     queue: F::Queue,
     window: LoadWindow,
     quickest: QuickestCall,
-    /// By the last answer that reported it. `None` if the store does not report it.
+    /// The store's clock according to the last answer that reported it. `None` if the store does
+    /// not report it.
     clock: Option<StoreClock>,
     flights: usize,
     /// The units in flight, as the window counts them.
     units: u64,
-    /// True if a flight has begun that has taken no request yet.
+    /// True if a flight has begun but has taken no request yet.
     is_starting: bool,
-    /// The number of requests that have come.
+    /// The number of requests that were added so far.
     came: u64,
     /// The number of flights that the store answered.
     answered: u64,
@@ -90,7 +92,8 @@ enum Driver {
     Task,
 }
 
-/// A request that was added to a lane, and what the lane had answered by then.
+/// A request that was added to a lane, with the number of flights that the store had answered by
+/// then.
 struct Queued {
     number: u64,
     answered: u64,
@@ -98,7 +101,7 @@ struct Queued {
 }
 
 impl<F: RemoteStore> Flights<F> {
-    /// Makes this number of lanes with room for `most` requests. The flights are tasks of this runtime.
+    /// Makes `lanes` lanes with room for `most` requests in all. `runtime` runs the flights as tasks.
     pub(crate) fn new(store: F, lanes: u16, most: usize, deadline: Duration, runtime: Handle) -> Self {
         let lanes = (0..lanes.max(1)).map(|_| Mutex::new(Lane::new())).collect();
         Self(Arc::new(Lanes { store, lanes, deadline, permits: Permits::new(most), runtime }))
@@ -108,7 +111,7 @@ impl<F: RemoteStore> Flights<F> {
         &self.0.store
     }
 
-    /// Returns the runtime whose tasks the flights are.
+    /// Returns the runtime that runs the flights as tasks.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.0.runtime
     }
@@ -118,7 +121,7 @@ impl<F: RemoteStore> Flights<F> {
         self.0.permits.taken()
     }
 
-    /// Returns the load of the store: the time of a call is that of the slowest lane. Nothing is counted as shed.
+    /// Returns the load of the store, with the call time of the slowest lane. Nothing is counted as shed.
     pub(crate) fn load(&self) -> StoreLoad {
         let mut load = StoreLoad { waiting: self.len(), deadline: Some(self.0.deadline), ..StoreLoad::default() };
         let now = Instant::now();
@@ -133,14 +136,14 @@ impl<F: RemoteStore> Flights<F> {
         load
     }
 
-    /// Returns what the queue of the first lane says about itself.
+    /// Returns what `read` reads from the queue of the first lane.
     #[cfg(test)]
     pub(crate) fn in_queue<T>(&self, read: impl FnOnce(&F::Queue) -> T) -> T {
         read(&self.0.lock(0).queue)
     }
 
-    /// Waits for the answer to a request, no longer than the deadline. `receiver` makes the receiver
-    /// of the answer, which passes something on to this future.
+    /// Waits for the answer to a request, at most until [`GRACE`] after the deadline. `receiver`
+    /// makes the receiver of the answer from the sender of this future's result.
     pub(crate) async fn ask<T, R: Receiver<F::Answer, F::Error> + 'static>(
         &self,
         lane: u16,
@@ -174,7 +177,7 @@ impl<F: RemoteStore> Flights<F> {
         }
     }
 
-    /// Sends a request, and has its answer handed to a function.
+    /// Sends a request, and hands its answer to `then`.
     pub(crate) fn send(
         &self,
         lane: u16,
@@ -239,7 +242,8 @@ impl<F: RemoteStore> Lanes<F> {
         Ok(queued)
     }
 
-    /// Begins a flight. The lane must not be locked: if the runtime has ended, the flight ends here.
+    /// Begins a flight. The lane must not be locked: if the runtime has ended, the flight is dropped
+    /// here, which locks the lane.
     fn begin(self: &Arc<Self>, number: u16) {
         self.runtime.spawn(run_flight(self.flight(number, None)));
     }
@@ -248,8 +252,8 @@ impl<F: RemoteStore> Lanes<F> {
         Flight { lanes: Arc::clone(self), number, begun_by, state: FlightState::Starting }
     }
 
-    /// Takes the next batch of requests out of the lane's queue. Leaves out requests whose callers have gone, whose
-    /// answer is known by now, or would come too late.
+    /// Takes the next batch of requests out of the lane's queue. Leaves out a request if its caller has gone, its
+    /// answer is known by now, or its answer would come too late.
     fn next_batch(self: &Arc<Self>, flight: &mut Flight<F>) -> Option<NextBatch<F>> {
         let now = Instant::now();
         let most = self.store.limits();
@@ -297,7 +301,8 @@ impl<F: RemoteStore> Lanes<F> {
     }
 
     /// Returns the reason why there is no answer in time. The store is not at fault if it answered
-    /// others while the request waited, or if this process was too busy to notice the time.
+    /// other requests while this request waited, or if this process was too busy to notice the
+    /// time.
     fn timed_out(&self, number: u16, queued: &Queued, deadline: Deadline) -> Unanswered {
         if deadline.is_late() {
             return Unanswered::TooBusy(self.deadline);
@@ -328,8 +333,8 @@ impl<F: RemoteStore> Lane<F> {
         }
     }
 
-    /// Returns the reason if a check that comes now is not sent, because behind the others its answer would come too
-    /// late.
+    /// Returns the reason if a check that comes now is not sent: behind the waiting requests, its answer would come
+    /// too late.
     fn refuses(&mut self, deadline: Duration, most: CallLimits) -> Option<Unanswered> {
         if self.flights == 0 {
             return None; // an idle lane always sends
@@ -371,7 +376,7 @@ impl<F: RemoteStore> Lane<F> {
         }
     }
 
-    /// Returns whether the caller has to begin a flight, and counts it.
+    /// Returns whether the caller has to begin a flight. If so, counts the flight.
     fn begins_flight(&mut self, most: CallLimits) -> bool {
         let begins = !self.is_starting && self.may_begin(most);
         if begins {
@@ -411,7 +416,8 @@ impl<F: RemoteStore> Lane<F> {
         self.flights == 1 && self.last_batch_size <= 1
     }
 
-    /// Counts a flight no longer. A lane keeps little memory of a burst: a cluster has thousands of them.
+    /// Removes a flight from the count. A lane without flights keeps little of a burst's memory, because
+    /// a cluster has thousands of lanes.
     fn end(&mut self, begun_by: Option<u64>) -> Option<Arc<CallerFlight>> {
         self.flights -= 1;
         if self.flights == 0 {
@@ -420,7 +426,7 @@ impl<F: RemoteStore> Lane<F> {
         begun_by.and_then(|number| self.take_caller_flight(number))
     }
 
-    /// Takes out a flight that its caller drives, by the number of the request that began it.
+    /// Removes and returns the flight that request `number` began and whose caller drives it.
     fn take_caller_flight(&mut self, number: u64) -> Option<Arc<CallerFlight>> {
         let at = self.caller_flights.iter().position(|(other, _)| *other == number)?;
         Some(self.caller_flights.swap_remove(at).1)
@@ -432,7 +438,7 @@ struct NextBatch<F: RemoteStore> {
     callers: Vec<Caller<F>>,
     /// When the last of the callers stops waiting.
     until: Instant,
-    /// The time that the store's clock shows when they arrive.
+    /// The time that the store's clock shows when the requests arrive.
     store_time: Option<Timestamp>,
 }
 
@@ -440,7 +446,7 @@ struct NextBatch<F: RemoteStore> {
 struct Flight<F: RemoteStore> {
     lanes: Arc<Lanes<F>>,
     number: u16,
-    /// The number of the request that began it, if its caller drives it.
+    /// The number of the request that began this flight, if the request's caller drives the flight.
     begun_by: Option<u64>,
     state: FlightState<F>,
 }
@@ -458,7 +464,7 @@ enum FlightState<F: RemoteStore> {
 
 impl<F: RemoteStore> Flight<F> {
     /// Ends the flight, unless it goes on with requests that wait. Returns whether it has ended. A flight that goes on
-    /// is a task: its caller has the answer, and no request waits for the caller.
+    /// becomes a task: its caller has its answer, so no waiting request may depend on that caller.
     fn finish(&mut self, result: CallResult, until: Instant) -> bool {
         let now = Instant::now();
         let (mut gone, mut resting) = (Vec::new(), None);
@@ -509,8 +515,8 @@ impl<F: RemoteStore> Flight<F> {
 }
 
 impl<F: RemoteStore> Drop for Flight<F> {
-    /// If the last flight of a lane is dropped before it ended, the runtime has ended. Then this fails the requests
-    /// that wait.
+    /// Fails the waiting requests if the lane's last flight is dropped before it ended, because the runtime has
+    /// then ended.
     fn drop(&mut self) {
         let state = std::mem::replace(&mut self.state, FlightState::Ended);
         if matches!(state, FlightState::Ended) {
@@ -536,7 +542,7 @@ impl<F: RemoteStore> Drop for Flight<F> {
     }
 }
 
-/// Keeps the keys of an ended flight from the next flights, until its pause is over.
+/// Keeps the keys of an ended flight out of the next flights until its pause is over.
 struct Resting<F: RemoteStore> {
     lanes: Arc<Lanes<F>>,
     number: u16,
@@ -559,7 +565,7 @@ impl<F: RemoteStore> Drop for Resting<F> {
     }
 }
 
-/// Sends a lane's requests until none may fly.
+/// Sends a lane's requests, batch after batch, as long as the flight goes on.
 async fn run_flight<F: RemoteStore>(mut flight: Flight<F>) {
     let lanes = Arc::clone(&flight.lanes);
     loop {

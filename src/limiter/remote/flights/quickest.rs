@@ -1,14 +1,14 @@
-//! The quickest call of the last seconds. It distinguishes a distant store from a busy one: no call to a distant
-//! store is quick, but some calls to a busy store are.
+//! The quickest call of the last seconds. It distinguishes a distant store from a busy store: no call to a
+//! distant store is quick, but some calls to a busy store are.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A call is forgotten after once to twice this time.
+/// A call is forgotten after one to two times this span.
 const SPAN: Duration = Duration::from_secs(5);
 
-/// The quickest call of this span, and of the one before.
+/// The quickest call of this span, and of the span before.
 #[derive(Default)]
 pub(super) struct QuickestCall {
     began: Option<Instant>,

@@ -1,13 +1,13 @@
 //! Leases for hot keys: a process takes several units in one call, and hands them out without asking the store.
 //!
-//! Leased units are taken from the quota first, so the total is never exceeded. Only the time of their use moves,
-//! because units that were leased earlier may be used now. So `n` processes with leases of at most `m` units admit in
-//! any interval at most the quota's bound and `n·m`. Other processes are denied the units that one process holds: at
-//! most `m`, for [`HELD`].
+//! The process takes leased units from the quota before it uses them, so the total is never exceeded. Only the time
+//! of their use moves, because units that were leased earlier may be used now. So `n` processes with leases of at
+//! most `m` units admit in any interval at most the quota's bound and `n·m`. Other processes are denied the units
+//! that one process holds: at most `m`, for [`HELD`].
 //!
-//! A key is leased once it takes [`HOT`] units in one [`SPAN`]. A lease is for [`WORTH`] spans at
-//! the key's present rate, but at most 1/[`PART`] of the remaining units, so that near the limit
-//! the store decides every unit.
+//! A key is leased as soon as its requests take [`HOT`] units in one [`SPAN`]. A lease has the
+//! units of [`WORTH`] spans at the key's present rate, but at most 1/[`PART`] of the remaining
+//! units, so that near the limit the store decides every unit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use crate::quota::Algorithm;
 
 use super::tag::{Tag, Tags};
 
-/// The maximum number of keys that are watched at a time. Of the keys that share a slot, the first busy one stays.
-/// The others are not leased.
+/// The maximum number of keys that are watched at a time. If several keys share a slot, the first busy key stays
+/// in it, and the other keys are not leased.
 const SLOTS: usize = if cfg!(ratelimit_shuttle) { 2 } else { 1_024 };
 
 /// The time over which a rate is measured.
@@ -43,7 +43,8 @@ pub(crate) const HELD: Duration = Duration::from_millis(100);
 /// One lease takes at most this part of the remaining units: 1/`PART`.
 const PART: u64 = 8;
 
-/// For how long a key is not leased after a lease was denied.
+/// The time for which a key is not leased after the store denied a lease or failed, or after a
+/// reset of the key.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The leases of a process.
@@ -63,15 +64,15 @@ struct Watched {
     since: Timestamp,
     /// The units that were charged in the present span.
     asked: u64,
-    /// The units that were charged in an earlier span.
+    /// The units that were charged per span before the present span began.
     rate: u64,
     /// The remaining units of the quota in the latest answer.
     remaining: u64,
     leases: VecDeque<Lease>,
-    /// A lease is under way.
+    /// True if a request for a lease is under way.
     asking: bool,
-    /// The request for the lease was sent before the key was reset, so its units are of a state
-    /// that no longer exists.
+    /// True if the key was reset after the request for the lease was sent: the lease's units are
+    /// then from a state that no longer exists.
     void: bool,
     paused_until: Timestamp,
 }
@@ -92,13 +93,13 @@ pub(crate) struct Wanted {
 }
 
 impl Leases {
-    /// Makes leases of at most `most` units together for each key.
+    /// Makes a table of leases. The leases of a key have at most `most` units in all.
     pub(crate) fn new(most: u64, tags: Tags, clock: Arc<dyn Clock>) -> Self {
         Self { slots: (0..SLOTS).map(|_| Mutex::new(None)).collect(), tags, clock, most }
     }
 
-    /// Takes a charge's units from a lease, if there is one. Returns its decision, and the next
-    /// lease to request.
+    /// Takes a charge's units from a lease, if a lease has enough. Returns the charge's decision if
+    /// a lease granted it, and the next lease to request, if any.
     pub(crate) fn take(&self, charge: &Charge<'_>) -> (Option<ChargeDecision>, Option<Wanted>) {
         if charge.effect != Effect::Enforce || charge.cost == 0 || !can_be_leased(charge.policy) {
             return (None, None);
@@ -123,7 +124,7 @@ impl Leases {
     }
 
     /// Records the answer to the request for a lease: granted, denied, or `None` if the store failed.
-    /// Returns the refund of a lease whose key is not watched any more.
+    /// Returns the refund of the lease if its key is no longer watched or was reset.
     pub(crate) fn record_answer(&self, wanted: &Wanted, mut answer: Option<ChargeDecision>) -> Option<Refund> {
         let now = self.clock.now();
         let mut receipt = answer.as_mut().and_then(ChargeDecision::take_receipt);
@@ -194,9 +195,10 @@ impl Leases {
     }
 }
 
-/// Returns whether units of this policy can be leased. A queue gives each request its own
-/// departure, a quota that counts denied requests has to see them, and a leased unit that is not
-/// used would be a strike or be billed.
+/// Returns whether units of this policy can be leased. Returns `false` for a queue, because each
+/// request needs its own departure, and for a quota that counts denied requests, because it has to
+/// see them. Also returns `false` for a block or a meter: an unused leased unit would be a strike
+/// or be billed.
 fn can_be_leased(policy: &Policy) -> bool {
     let algorithm = policy.quota().algorithm();
     algorithm.is_rate() && algorithm != Algorithm::LeakyQueue && !policy.quota().counts_denied()
@@ -219,12 +221,13 @@ impl Watched {
         }
     }
 
-    /// Returns whether it belongs to this key under a policy of this name.
+    /// Returns whether this entry belongs to `key` under a policy with the name of `policy`.
     fn is_of(&self, policy: &Policy, key: &Key) -> bool {
         self.policy.name_fingerprint() == policy.name_fingerprint() && self.key == *key
     }
 
-    /// Returns whether no lease is held and nothing was charged in the last spans.
+    /// Returns whether no lease is held or requested, and no units were charged for about ten
+    /// spans.
     fn is_idle(&self, now: Timestamp) -> bool {
         self.leases.is_empty() && !self.asking && now.saturating_since(self.since) >= 10 * SPAN
     }
@@ -250,7 +253,8 @@ impl Watched {
         Some(told.later(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX)).with_receipt(receipt))
     }
 
-    /// Returns the next lease to request, once half of the leased units are used.
+    /// Returns the next lease to request, if at most half of the units that a lease should have are
+    /// left.
     fn want(&mut self, most: u64, now: Timestamp) -> Option<Wanted> {
         // `held` includes the leases that are over, because a lease stays here until its units are refunded.
         let held: u64 = self.leases.iter().map(|lease| lease.left).sum();

@@ -13,26 +13,27 @@ use super::table::{Durability, PostgresTable};
 use crate::event::StoreErrorKind;
 use crate::limiter::store::StoreError;
 
-/// The number of connections by default, and its bound.
+/// The default number of connections, and the maximum.
 const CONNECTIONS: usize = 10;
 const CONNECTIONS_MAX: usize = 64;
 
-/// The time for which a statement waits for a lock by default, and its bounds.
+/// The default time for which a statement waits for a lock, and the bounds of that time.
 const LOCK_WAIT: Duration = Duration::from_millis(25);
 const LOCK_WAIT_MIN: Duration = Duration::from_millis(1);
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// The keep-alive settings of TCP: the time without traffic before the first probe, the time between probes and their
-/// number, and the maximum time in which the server has to confirm sent data. Otherwise a connection that a firewall
-/// has dropped would seem open for hours.
+/// number, and the maximum time in which the server has to confirm sent data. Without these settings, a connection
+/// that a firewall has dropped would seem open for hours.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_AGAIN: (Duration, u32) = (Duration::from_secs(10), 3);
 const UNCONFIRMED: Duration = Duration::from_secs(30);
 
-/// The time after which TCP asks by default. It is not a setting of the application.
+/// The default of `Config::keepalives_idle`. A configuration with this value counts as one in which
+/// the application has not set it.
 const KEEPALIVE_UNSET: Duration = Duration::from_secs(2 * 3_600);
 
-/// The longest time for reaching one of several hosts, unless the configuration sets another.
+/// The longest time for connecting to a host, unless the configuration sets another time.
 const REACH: Duration = Duration::from_secs(2);
 
 /// Sets up a [`PostgresStore`].
@@ -55,7 +56,7 @@ impl PostgresStore {
     /// Connects with the default setup. See [`PostgresStoreBuilder::connect`].
     ///
     /// # Errors
-    /// As [`PostgresStoreBuilder::connect`].
+    /// Returns the errors of [`PostgresStoreBuilder::connect`].
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         PostgresStoreBuilder::new().connect(url).await
     }
@@ -72,23 +73,23 @@ impl PostgresStoreBuilder {
         }
     }
 
-    /// Sets the name of the table: lowercase letters, digits and underscores, with a schema and a dot before it if need
-    /// be; `ratelimit` by default.
+    /// Sets the name of the table: lowercase letters, digits and underscores, optionally after a schema and a dot;
+    /// `ratelimit` by default.
     pub fn table(mut self, name: impl Into<String>) -> Self {
         self.table = name.into();
         self
     }
 
-    /// Creates the table if it is missing. By default it must be there. An existing table stays as it is, logged or
-    /// not.
+    /// Creates the table if it is missing. By default the table must exist. An existing table is not changed,
+    /// logged or not.
     pub fn create_table(mut self, durability: Durability) -> Self {
         self.created = Some(durability);
         self
     }
 
-    /// Sets how many connections the store uses at a time: 1 to 64, and 10 by default. A connection is opened when all
-    /// others are busy, and stays open. If all are busy, checks wait, and up to 64 go together in the next statement.
-    /// So a few connections carry many checks.
+    /// Sets how many connections the store uses at a time: 1 to 64, and 10 by default. The store opens a connection
+    /// when all open ones are busy, and keeps it open. If all connections are busy, checks wait, and up to 64 swaps
+    /// share the next statement. So a few connections carry many checks.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.max_connections = connections;
         self
@@ -96,13 +97,13 @@ impl PostgresStoreBuilder {
 
     /// Sets how long a statement waits for a row that another transaction has locked: 1 ms to 60 s, and 25 ms by
     /// default, which is half of the default deadline of a limiter. After that the statement fails as
-    /// [`Contended`](StoreErrorKind::Contended), and its connection is free for others.
+    /// [`Contended`](StoreErrorKind::Contended), and its connection is free for other statements.
     pub fn max_lock_wait(mut self, time: Duration) -> Self {
         self.max_lock_wait = time;
         self
     }
 
-    /// Sets after which time idle connections are probed.
+    /// Sets the time after which idle connections are probed.
     #[cfg(test)]
     pub(super) fn ping_after(mut self, time: Duration) -> Self {
         self.ping_after = time;
@@ -125,15 +126,16 @@ impl PostgresStoreBuilder {
         Ok(self.checked_table()?.create(durability))
     }
 
-    /// Connects without TLS to a server, such as `postgres://user:password@host/database`.
+    /// Connects without TLS to the server of a URL, such as
+    /// `postgres://user:password@host/database`.
     ///
-    /// A server that is away is not an error, unless the table has to be created: then the first checks fail, until the
-    /// server is there.
+    /// An unreachable server is not an error, unless the table has to be created. The first checks then fail until the
+    /// server can be reached.
     ///
     /// # Errors
     /// Returns an error of kind [`Misconfigured`](StoreErrorKind::Misconfigured) if a setting is out of its range, the
-    /// URL is not one, the server refuses the user, is read-only, or has no such table, a right is missing, or there is
-    /// no tokio runtime. If the table is missing, the error has the statement that creates it.
+    /// URL is invalid, the server refuses the user, is read-only, or has no such table, a right is missing, or there is
+    /// no tokio runtime. If the table is missing, the error's text has the statement that creates the table.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, StoreError> {
         let config = url.parse().map_err(|error: tokio_postgres::Error| {
             let message = "this is not a URL of PostgreSQL: use postgres://user:password@host:5432/database";
@@ -142,13 +144,13 @@ impl PostgresStoreBuilder {
         self.connect_with(config, NoTls).await
     }
 
-    /// Connects by a configuration and an implementation of TLS, such as that of `tokio-postgres-rustls` or
-    /// `postgres-native-tls`. Otherwise as [`connect`](Self::connect).
+    /// Connects with a configuration and an implementation of TLS, such as `tokio-postgres-rustls` or
+    /// `postgres-native-tls`. Apart from that, this method does the same as [`connect`](Self::connect).
     ///
-    /// A configuration with several hosts connects to the first that accepts writes.
+    /// A configuration with several hosts connects to the first host that accepts writes.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// Returns the errors of [`connect`](Self::connect).
     pub async fn connect_with<T>(self, config: Config, tls: T) -> Result<PostgresStore, StoreError>
     where
         T: MakeTlsConnect<Socket> + Clone + Send + Sync + 'static,
@@ -182,7 +184,7 @@ impl PostgresStoreBuilder {
     /// Makes a store over the application's connections. The store uses up to `max_connections` at a time.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// Returns the errors of [`connect`](Self::connect).
     pub async fn build<C: Connections>(self, connections: C) -> Result<PostgresStore<C>, StoreError> {
         self.build_named(connections, "PostgreSQL".to_owned()).await
     }

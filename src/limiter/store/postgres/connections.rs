@@ -1,17 +1,18 @@
 //! The connections to the server.
 //!
-//! [`OwnConnections`] opens the first connection for the first statement, and another one whenever all open ones are
-//! busy. If no more may be opened, a statement is sent over a busy connection. The server answers in order, so no
-//! answer can be mistaken for another. A statement is answered even if its caller has stopped waiting.
+//! [`OwnConnections`] opens the first connection for the first statement, and a further connection whenever all open
+//! connections are busy. If no further connection may be opened, a statement is sent over a busy connection. The
+//! server answers in order, so no answer can be mistaken for another. The store waits for a statement's answer even
+//! if the caller has stopped waiting.
 //!
-//! A connection without an answer for [`LATE`] is used only if no other one is open or can be
-//! opened. One without an answer for [`SILENT`] is given up: its statement is cancelled, and it is
-//! closed. So a server that hangs, or another transaction that has locked the table, does not hold
-//! more than a bounded number of connections.
+//! A connection without an answer for [`LATE`] is used only if no other connection is open or can
+//! be opened. A connection without an answer for [`SILENT`] is given up: its statement is
+//! cancelled, and the connection is closed. So a server that hangs, or another transaction that has
+//! locked the table, does not hold more than a bounded number of connections.
 //!
-//! A connection that was idle for [`PING`] is probed. If it does not answer, it is closed, and if
-//! it was the last one, another one is opened. So no check fails because a firewall has silently
-//! dropped a connection.
+//! A connection that was idle for [`PING`] is probed. If the server does not answer the probe, the
+//! connection is closed, and a new connection is opened if it was the last. So no check fails
+//! because a firewall has silently dropped a connection.
 
 use std::fmt;
 use std::future::Future;
@@ -49,12 +50,13 @@ const PINGS: Duration = Duration::from_secs(2);
 /// The longest time for opening a connection, and for a request to cancel a statement.
 const OPEN: Duration = Duration::from_secs(5);
 
-/// No further connection is opened for this time after the server has refused one.
+/// After a connection could not be opened, no further connection is opened for this time, as long
+/// as another connection is open.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The connections over which a [`PostgresStore`](super::PostgresStore) sends its statements.
 ///
-/// Implement it for the pool that your application has. For [`deadpool_postgres`](https://docs.rs/deadpool-postgres):
+/// Implement this trait for your application's pool. For [`deadpool_postgres`](https://docs.rs/deadpool-postgres):
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -91,14 +93,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 ///
 /// * Run a statement at most once, and not within a transaction.
 /// * A limiter drops the future if there is no answer in time. So a pool should not hand out a connection with a
-///   statement still under way. Otherwise the next user of that connection waits for it.
+///   statement still under way. Otherwise the next user of that connection waits for the statement.
 /// * A future that waits for a free connection and is dropped must not run the statement later.
 pub trait Connections: Send + Sync + 'static {
-    /// Runs a statement by [`Statement::run`].
+    /// Runs a statement with [`Statement::run`].
     ///
     /// # Errors
-    /// Returns the error of the statement, or the reason why there is no connection. An error of `tokio_postgres`
-    /// must be the error or one of its [sources](std::error::Error::source): its code says what is wrong.
+    /// Returns the error of the statement, or the reason why there is no connection. If the cause is an error of
+    /// `tokio_postgres`, the returned error must be that error or have it as one of its
+    /// [sources](std::error::Error::source), because the store reads its code.
     fn run(
         &self,
         statement: &Statement,
@@ -136,10 +139,10 @@ struct OpenConnection {
     driver: JoinHandle<()>,
     /// The number of statements without an answer.
     calls: usize,
-    /// The deadlines for an answer, counted from the instant at which the first of them was sent, or the last answer
-    /// came.
+    /// The deadlines for the next answer, counted from the instant at which the first of these statements was sent,
+    /// or the last answer came.
     quiet: Option<Quiet>,
-    /// The instant of its next probe.
+    /// The instant of the connection's next probe.
     ping: Deadline,
 }
 
@@ -195,8 +198,8 @@ impl Connections for OwnConnections {
     }
 }
 
-/// A statement under way. It is sent by the first poll. If its caller stops waiting, a task waits
-/// for the answer, until which the connection counts as busy.
+/// A statement under way. The first poll sends it. If the caller stops waiting, a task waits for
+/// the answer, and the connection counts as busy until then.
 struct UnderWay {
     answer: Option<BoxFuture<'static, Result<Rows, tokio_postgres::Error>>>,
     runtime: Handle,
@@ -230,7 +233,7 @@ impl fmt::Debug for OwnConnections {
 }
 
 impl Inner {
-    /// Chooses the connection for a statement, which is counted.
+    /// Chooses the connection for a statement, and counts the statement there.
     fn choose(self: &Arc<Self>) -> Choice {
         let mut state = lock(&self.state);
         state.open.retain(|open| !open.client.is_closed());
@@ -285,7 +288,7 @@ impl Inner {
         }
     }
 
-    /// Returns the connections that were idle for too long, which then have a call under way.
+    /// Returns the connections that were idle for too long, and counts a call on each of them.
     fn idle(&self) -> Vec<(u64, Arc<Client>)> {
         let mut state = lock(&self.state);
         state.open.retain(|open| !open.client.is_closed());
@@ -307,7 +310,7 @@ impl Inner {
         self.give_up(gone);
     }
 
-    /// Opens a connection if there was one and there is none now.
+    /// Opens a connection if one was open before, and none is open or being opened now.
     fn open_again(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         if state.next == 0 || !state.open.is_empty() || state.attempt.is_some() {
@@ -319,7 +322,7 @@ impl Inner {
         self.runtime.spawn(open_one(Arc::downgrade(self), sender));
     }
 
-    /// Cancels the statement of a connection and closes it.
+    /// Cancels the statement of a connection, and closes the connection.
     fn give_up(&self, open: OpenConnection) {
         let cancel = self.opener.cancel(open.client.cancel_token());
         self.runtime.spawn(async move {
@@ -329,7 +332,7 @@ impl Inner {
     }
 }
 
-/// Opens a connection, and tells the statements that wait for it.
+/// Opens a connection, and sends the result to the statements that wait for it.
 async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedError>>) {
     let Some(opening) = inner.upgrade().map(|inner| inner.opener.open()) else { return };
     // Catches a panic, because no other attempt would be made if this one ended without a result.

@@ -9,10 +9,11 @@ use crate::error::BoxError;
 use crate::event::StoreErrorKind;
 use crate::limiter::store::StoreError;
 
-/// An error of several callers.
+/// An error that several callers get.
 pub(super) type SharedError = Arc<dyn Error + Send + Sync>;
 
-/// Returns the code that the server gave an error, if the error or one of its causes is the server's.
+/// Returns the code that the server gave an error, if the error or one of its sources is from the
+/// server.
 pub(super) fn code_of<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a SqlState> {
     levels_of(error).find_map(|error| error.downcast_ref::<tokio_postgres::Error>()?.code())
 }
@@ -28,7 +29,8 @@ pub(super) fn is_conflict(error: &BoxError) -> bool {
     code_of(&**error) == Some(&SqlState::UNIQUE_VIOLATION)
 }
 
-/// Returns whether the server undid the statement because of other ones that ran at the same time. It changed nothing.
+/// Returns whether the server undid the statement because of other statements that ran at the same time. An undone
+/// statement has changed nothing.
 pub(super) fn is_undone(error: &BoxError) -> bool {
     let undone = [&SqlState::T_R_SERIALIZATION_FAILURE, &SqlState::T_R_DEADLOCK_DETECTED];
     code_of(&**error).is_some_and(|code| undone.contains(&code))
@@ -40,7 +42,7 @@ pub(super) fn is_of_an_insert(error: &BoxError) -> bool {
     code_of(&**error).is_some_and(|code| by_insert.contains(&code))
 }
 
-/// Returns whether the connection has become useless, although it is open.
+/// Returns whether the connection is open but useless, because its server is read-only.
 pub(super) fn is_at_wrong_server(error: &(dyn Error + 'static)) -> bool {
     code_of(error) == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }
@@ -56,12 +58,12 @@ pub(super) fn is_there(error: &BoxError) -> bool {
 pub(super) enum Phase {
     /// When the store was made.
     Setup,
-    /// Later. A setting that worked before may work again later: during a failover all servers are read-only for a
-    /// while, and a server that stops ends a TLS handshake.
+    /// After the store was made. Then the error of a setting may pass: during a failover all servers are read-only
+    /// for a while, and a server that is stopping ends a TLS handshake.
     Service,
 }
 
-/// Returns the error of a statement or a connection, as the limiter reports it.
+/// Converts an error of a statement or a connection into the error that the limiter reports.
 pub(super) fn store_error(error: BoxError, name: &str, create: &str, phase: Phase) -> StoreError {
     let (kind, message) = match code_of(&*error) {
         Some(code) => of_code(code, name, create, phase),
@@ -119,7 +121,7 @@ fn read_only(name: &str, phase: Phase) -> (StoreErrorKind, String) {
     }
 }
 
-/// Returns whether the server was left because it takes no writes.
+/// Returns whether the client library left the server because the server accepts no writes.
 fn is_read_only(error: &(dyn Error + 'static)) -> bool {
     // Compares the error's text, because the client library has no other way to recognize this error.
     levels_of(error).any(|error| error.is::<std::io::Error>() && error.to_string() == "database does not allow writes")
@@ -130,7 +132,8 @@ const SETUP: [&str; 2] = ["invalid configuration", "invalid connection string"];
 
 const HANDSHAKE: &str = "error performing TLS handshake";
 
-/// Returns whether an error of the client library has one of these texts: it has no other name.
+/// Returns whether an error of the client library has one of these texts. The library offers no
+/// other way to recognise these errors.
 fn is_of(error: &(dyn Error + 'static), texts: &[&str]) -> bool {
     let is_of_them = |error: &tokio_postgres::Error| texts.contains(&error.to_string().as_str());
     levels_of(error).any(|error| error.downcast_ref::<tokio_postgres::Error>().is_some_and(is_of_them))

@@ -1,37 +1,38 @@
 //! Limits in PostgreSQL: a table, and one statement for each check.
 //!
-//! [`PostgresStore`] makes its own connections. [`PostgresStoreBuilder::build`] takes the pool that the application
-//! has. The guide's page [No Redis, but a database](crate::guide::no_redis_but_a_database) says what it costs and what
-//! happens if the server fails.
+//! [`PostgresStore`] makes its own connections. [`PostgresStoreBuilder::build`] uses the application's pool instead.
+//! The guide's page [No Redis, but a database](crate::guide::no_redis_but_a_database) says what such limits cost,
+//! and what happens if the server fails.
 //!
 //! # How much it carries
 //!
-//! A check changes its key by a statement, and each statement is a transaction. In a logged table a
-//! transaction waits until the server has flushed its log. A commit that comes during a flush waits
-//! for the next one, so a statement takes one to two flushes. Checks that come while all
-//! connections are busy go together in the next statement:
+//! A check changes its key with a statement, and each statement is a transaction. In a logged table
+//! a transaction waits until the server has flushed its log. A commit that comes during a flush
+//! waits for the next flush, so a statement takes the time of one to two flushes. Checks that come
+//! while all connections are busy share the next statement:
 //!
 //! ```text
 //! checks a second  ≤  connections × keys in a statement / time of a statement
 //!                  =  10 × 64 / 16 ms = 40,000              if a flush takes 8 ms
 //! ```
 //!
-//! * A statement has up to 64 keys, and any number of checks of each key. Beyond the flush it costs
-//!   the server 0.02 ms for each key. So the processor is the limit before the disk, and a few
-//!   connections are enough. More connections only shorten the wait.
-//! * The checks of one key go one statement after the other, and each statement has all that wait.
-//!   One process decides any number of checks of a hot key that way, each of them within two
-//!   statements.
+//! * A statement has up to 64 keys, and any number of checks of each key. In addition to the flush,
+//!   a statement costs the server 0.02 ms for each key. So the processor is the limit before the
+//!   disk, and a few connections are enough. More connections only shorten the wait.
+//! * The statements of one key run one after the other, and each statement has all checks of the
+//!   key that wait. So one process decides any number of checks of a hot key, each of them within
+//!   two statements.
 //! * Several processes share the server's flushes. But only one process changes a key in each
-//!   flush, and the others decide again. With flushes of 8 ms, all processes together change a key
-//!   about 100 times a second, each time with any number of checks.
+//!   flush, and the other processes decide again. With flushes of 8 ms, all processes together
+//!   change a key about 100 times a second, each time with any number of checks.
 //! * A check of a key that this process has not seen before needs a load first, which waits for no
 //!   flush, or a second statement.
-//! * A check waits for up to two statements: one that is under way, and its own. So the deadline
+//! * A check waits for up to two statements: the statement under way, and its own. So the deadline
 //!   should be longer than four flushes.
 //!
-//! Checks a second that were decided within 50 ms, for 10,000 keys, two processors and nothing else
-//! to do, beside an upsert that one writes by hand (`benches/load.rs`):
+//! The table shows how many checks a second were decided within 50 ms, for 10,000 keys on two
+//! otherwise idle processors. It compares `StoreLimiter` with an upsert that is written by hand
+//! (`benches/load.rs`):
 //!
 //! | a flush takes | offered | the upsert, as many connections | the upsert, 20 connections | `StoreLimiter` |
 //! |---|---|---|---|---|
@@ -44,26 +45,26 @@
 //!
 //! A check took 1.9 transactions if nearly every key was new to the process, and 0.5 to 0.9 if many
 //! checks shared a transaction. Checks beyond what the server carries fail at once, as
-//! [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded), and cost it nothing.
+//! [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded), and cost the server nothing.
 //!
-//! A statement of an unlogged table waits for no flush. The processor is the limit, as said above.
+//! A statement of an unlogged table waits for no flush. There, the processor is the limit.
 //!
 //! # Long transactions
 //!
 //! While a transaction is open anywhere in the server, such as a long report or a dump, PostgreSQL
-//! keeps the old versions of all rows that it could still see. Then the row of a key that is
-//! charged often collects versions, and each check has to skip the earlier ones. After 100 s and
-//! 22,000 checks of one key beside an open transaction, a check took five times as much of the
-//! server's processor; after its end 1.2 times, and the space is used again. If reports run for
-//! hours, use a standby for them.
+//! keeps the old versions of all rows that the transaction could still see. Then the row of a key
+//! that is charged often collects old versions, and each check has to skip them. After a
+//! transaction had been open for 100 s and 22,000 checks of one key, a check took five times as
+//! much of the server's processor time. After the transaction's end, a check took 1.2 times as
+//! much, and the space is used again. If reports run for hours, use a standby for them.
 //!
 //! # Many processes and one key
 //!
-//! Checks of one key within a process share a statement, so one process can decide many in a
-//! second, however slow the server is. Processes compete for a key. The loser decides again at
-//! once, on the current value. A process that won after several losses lets the others go first,
-//! for up to 8 ms. A check that cannot win the key by its deadline fails as
-//! [`Contended`](crate::limiter::StoreErrorKind::Contended). Eight processes of four tasks each,
+//! Checks of one key within a process share a statement, so one process can decide many of them in
+//! a second, even if the server is slow. Processes compete for a key. The process that loses
+//! decides again at once, on the current value. A process that won after several losses lets the
+//! other processes go first, for up to 8 ms. A check that cannot win the key by its deadline fails
+//! as [`Contended`](crate::limiter::StoreErrorKind::Contended). Eight processes of four tasks each,
 //! that charged one key without a pause on two busy processors, lost 4 % of 160,000 checks to the
 //! deadline of 50 ms, and 0.1 % to others; with 32 limiters it was a third. So give such a key a
 //! longer deadline: with 200 ms it is 3 %.
@@ -71,14 +72,14 @@
 //! # Connections
 //!
 //! Statements are not prepared, and no setting of a connection is changed. So a PgBouncer that
-//! pools transactions may be between. So may a PgBouncer that pools statements: each statement is a
-//! transaction of its own.
+//! pools transactions may be between the store and the server. A PgBouncer that pools statements
+//! may be there as well, because each statement is a transaction of its own.
 //!
-//! Idle connections are probed: TCP does so after 30 s without traffic, and so does the store, with
-//! an empty statement. A statement whose check has failed by its deadline keeps its connection
-//! until it is answered. After 20 ms without an answer other statements take another connection, if
-//! there is one. After 5 s the statement is cancelled and the connection closed. So statements that
-//! hang use up `max_connections` for 5 s at most.
+//! After 30 s without traffic, both TCP and the store probe a connection; the store does so with an
+//! empty statement. If a check fails because of its deadline, its statement keeps the connection
+//! until the server answers. After 20 ms without an answer, other statements use another
+//! connection, if there is one. After 5 s the statement is cancelled and the connection closed. So
+//! statements that hang use up `max_connections` for 5 s at most.
 
 mod builder;
 mod connections;

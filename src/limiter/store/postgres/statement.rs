@@ -12,7 +12,8 @@ use tokio_postgres::{Client, Row};
 use crate::base::time::Timestamp;
 use crate::limiter::store::{Value, Version};
 
-/// A statement of a [`PostgresStore`](super::PostgresStore), with its parameters. Clones share them.
+/// A statement of a [`PostgresStore`](super::PostgresStore), with its parameters. Clones share the
+/// parameters.
 #[derive(Clone)]
 pub struct Statement {
     sql: Arc<str>,
@@ -74,7 +75,7 @@ pub(super) fn value_of(row: &Row) -> Result<Option<Value>, tokio_postgres::Error
     Ok(version.zip(bytes).map(|(version, bytes)| Value::new(Version::from_bytes(version.0), bytes)))
 }
 
-/// A version as PostgreSQL has it.
+/// A version as a `uuid` of PostgreSQL.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Uuid(pub(super) [u8; 16]);
 

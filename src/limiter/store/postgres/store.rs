@@ -1,4 +1,4 @@
-//! The store: changes to statements, and rows to answers.
+//! The store: turns changes into statements, and rows into answers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,34 +21,37 @@ use crate::event::StoreErrorKind;
 use crate::limiter::remote::Deadline;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then};
 
-/// A sweep begins after this many values were inserted. It looks at twice as many rows as were inserted, so expired
-/// rows stay fewer than the others.
+/// A sweep begins after this many values were inserted. A sweep looks at twice as many rows as were inserted, so
+/// there are fewer expired rows than live rows.
 const INSERTS: u64 = SWEPT as u64 / 2;
 
 /// The longest time that a sweep takes.
 const SWEEPS: Duration = Duration::from_secs(5);
 
-/// The maximum number of swaps of one statement. The server needs some 10 µs for each.
+/// The maximum number of swaps of one statement. The server needs some 10 µs for each swap.
 const SWAPS: usize = 64;
 
-/// The number of times that a statement is run if the server undoes it because of other statements.
+/// The maximum number of times that a statement is run if the server undoes it because of other
+/// statements.
 const RUNS: u32 = 20;
 
-/// The longest pause before such a statement is run again.
+/// The longest pause before an undone statement is run again.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The longest time to live, which is 300 years. PostgreSQL's times end later.
+/// The longest time to live in seconds: 300 years. PostgreSQL can store instants that are later
+/// than that.
 const LIVES_MAX: u64 = 300 * 366 * 24 * 3_600;
 
 /// A [`Store`] in a table of PostgreSQL 12 or later.
 ///
 /// A check is one statement, which is a transaction of its own. Statements are not prepared, so a PgBouncer that pools
-/// transactions may be between. Clones use the same connections: for several limiters, each with a prefix of its own.
-/// The table has a row for each key; see [`create_sql`](super::PostgresStoreBuilder::create_sql). Nothing else writes
-/// into it. To reset all keys, delete its rows.
+/// transactions may be between the store and the server. Clones use the same connections, so several limiters can
+/// share them, each with its own prefix. The table has a row for each key; see
+/// [`create_sql`](super::PostgresStoreBuilder::create_sql). Only the store writes into the table. To reset all keys,
+/// delete the table's rows.
 ///
-/// The store removes expired rows: after every 50 inserted rows it looks at 100 others, in a separate statement. So
-/// the table has at most about a third more rows than there are live keys. There is no task for it.
+/// The store removes expired rows: after every 50 inserted rows it looks at 100 rows, in a separate statement. So
+/// the table has at most about a third more rows than there are live keys. No task runs permanently for this.
 ///
 /// ```no_run
 /// use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore};
@@ -87,7 +90,8 @@ struct Sweep {
     after: Mutex<String>,
 }
 
-/// Notes the end of a sweep when it is dropped, because connections of the application may panic.
+/// Records the end of a sweep when this value is dropped, because the application's connections may
+/// panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -216,8 +220,8 @@ impl<C: Connections> Inner<C> {
         })
     }
 
-    /// Returns that nothing was changed, with the current values. They are read by a separate statement, because a
-    /// statement that has waited for another transaction does not see the rows that this transaction wrote.
+    /// Returns a conflict with the current values. A separate statement reads them, because a statement that has
+    /// waited for another transaction does not see the rows which that transaction wrote.
     async fn conflict(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
         let loaded = self.load(changes.iter().map(|change| change.key.to_string()).collect()).await?;
         Ok(timed(Swapped::conflict(loaded.values().to_vec()), loaded.now()))
@@ -303,8 +307,8 @@ impl<C: Connections> Inner<C> {
         Statement::new(&self.table.swap_each, [keys, numbers, expected, is_put, versions, values, lives])
     }
 
-    /// Runs a statement. If the server undoes it because of concurrent ones, it is run again, because it has changed
-    /// nothing.
+    /// Runs a statement. If the server undoes the statement because of concurrent statements, nothing was changed,
+    /// and the statement is run again.
     async fn run(&self, statement: &Statement) -> Result<Vec<Row>, BoxError> {
         for runs in 1.. {
             match self.connections.run(statement).await {
@@ -319,7 +323,7 @@ impl<C: Connections> Inner<C> {
         Err("no try of the statement succeeded".into())
     }
 
-    /// Counts inserted values, and sweeps if there were enough.
+    /// Counts inserted values, and begins a sweep after every [`INSERTS`] of them.
     fn note_inserted(self: &Arc<Self>, changes: &[Change]) {
         let is_insert = |change: &&Change| change.expect.is_none() && matches!(change.then, Then::Put(..));
         let inserts = changes.iter().filter(is_insert).count() as u64;
@@ -331,7 +335,7 @@ impl<C: Connections> Inner<C> {
         }
     }
 
-    /// Looks at some rows, and removes those whose time is over.
+    /// Looks at [`SWEPT`] rows, and removes the expired ones among them.
     async fn sweep(&self) {
         let _ends = Ends(&self.sweep.is_under_way);
         let after = lock(&self.sweep.after).clone();
@@ -403,7 +407,7 @@ fn inserts(changes: &[Change]) -> bool {
     changes.iter().any(|change| change.expect.is_none() && matches!(change.then, Then::Put(..)))
 }
 
-/// Adds the store's time to an answer, if it is known.
+/// Adds the store's time to an answer, if the time is known.
 fn timed(swapped: Swapped, now: Option<Timestamp>) -> Swapped {
     match now {
         Some(now) => swapped.at(now),

@@ -1,22 +1,24 @@
 //! The table, and the statements for it.
 //!
-//! The reasons for their form:
+//! The reasons for the form of the table and the statements:
 //!
-//! * There is no index on `expires`. With one, each change of a row would write both indexes, and leave a row behind
-//!   that only a vacuum removes. Without it, a change stays within its page, which has room for it by the fill factor.
+//! * There is no index on `expires`. With such an index, each change of a row would write both indexes, and leave a
+//!   row behind that only a vacuum removes. Without the index, a change stays within the row's page, where the fill
+//!   factor leaves room.
 //! * Keys are compared byte by byte (`COLLATE "C"`). So each server locks the rows of a set in the same order, and no
 //!   two sets wait for each other.
-//! * A set is one statement. Its rows are locked before they are compared, and everything is written or nothing. A row
-//!   that came after the statement began is not seen, and inserting it fails as a unique violation, which undoes the
-//!   whole statement.
-//! * Several swaps are one statement, which is one transaction and waits once for the disk. It skips rows that another
-//!   transaction has locked, so other keys do not wait for such a row, and two processes never wait for each other's
-//!   rows. A skipped row looks like a missing one, so missing rows are looked for once more without a lock. A swap with
-//!   such a row is sent alone. A key that came after the statement began is not inserted, and its swap is sent alone
-//!   too. If a swap of several new keys could insert only some of them, the division by zero undoes the whole
-//!   statement, and the swaps that insert are sent alone.
-//! * `lock_timeout` ends with the statement, since each statement is a transaction of its own. Behind PgBouncer a
-//!   setting of the connection would also hold for other applications.
+//! * A set is one statement. It locks the rows before it compares them, and writes all changes or none. The statement
+//!   does not see a row that another transaction inserts after the statement began. Inserting that row again fails as
+//!   a unique violation, which undoes the whole statement.
+//! * Several swaps share one statement, which is one transaction and waits once for the disk. The statement skips rows
+//!   that another transaction has locked, so other keys do not wait for such a row, and two processes never wait for
+//!   each other's rows. A skipped row looks like a missing row, so the statement looks for missing rows once more
+//!   without a lock. A swap with a skipped row is sent alone. If another transaction inserts a key after the statement
+//!   began, the statement does not insert the key, and its swap is sent alone too. If a swap of several new keys could
+//!   insert only some of them, a deliberate division by zero undoes the whole statement, and the swaps that insert are
+//!   sent alone.
+//! * `lock_timeout` ends with the statement, because each statement is a transaction of its own. Behind
+//!   PgBouncer, a setting of the connection would also apply to other applications.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -29,7 +31,7 @@ use crate::limiter::store::StoreError;
 /// The longest name of a table or a schema, in bytes.
 const NAME_MAX: usize = 63;
 
-/// The rows that a sweep looks at.
+/// The number of rows that a sweep looks at.
 pub(super) const SWEPT: usize = 100;
 
 labelled! {
@@ -41,7 +43,8 @@ labelled! {
         /// standbys. Each check waits until the log is on the disk, unless the role has `synchronous_commit` off.
         Logged = "logged",
         /// The table is not written to the log. Checks are faster. After a crash the server empties the table, so each
-        /// key has its whole quota again. A standby that takes over also has an empty table. A clean restart keeps it.
+        /// key has its whole quota again. A standby that takes over also has an empty table. A clean restart keeps the
+        /// table's rows.
         Unlogged = "unlogged",
     }
 }
@@ -55,21 +58,23 @@ pub(super) struct PostgresTable {
     pub(super) load: Arc<str>,
     /// Replaces one value.
     pub(super) replace: Arc<str>,
-    /// Inserts one value, or returns the one that was there when the statement began.
+    /// Inserts one value, or returns the value that existed when the statement began.
     pub(super) insert: Arc<str>,
     /// Makes any changes.
     pub(super) swap: Arc<str>,
-    /// Replaces each of several values that is the expected one, and returns the indices of these.
+    /// Replaces each of several values that has the expected version, and returns the indices of
+    /// the replaced values.
     pub(super) replace_each: Arc<str>,
-    /// Makes any changes of several swaps. It returns for each change whether its swap was made, or null if that swap
-    /// has to be sent alone.
+    /// Makes any changes of several swaps. The statement returns for each change whether its swap was made, or null
+    /// if that swap has to be sent alone.
     pub(super) swap_each: Arc<str>,
-    /// Removes values whose time is over.
+    /// Removes expired values.
     pub(super) sweep: Arc<str>,
 }
 
 impl PostgresTable {
-    /// Makes the statements for a table: its name, or its schema and name with a dot between.
+    /// Makes the statements for a table. `name` is the table's name, or its schema and its name
+    /// with a dot between them.
     pub(super) fn new(name: &str, max_lock_wait: Duration) -> Result<Self, StoreError> {
         let parts: Vec<&str> = name.split('.').collect();
         let is_name = |part: &&str| {
