@@ -25,20 +25,21 @@ use crate::refusal::RefusalBody;
 
 /// # In a handler
 impl<L: Limiter> RateLimitLayer<L> {
-    /// Decides about a request in a handler, by the rules and the settings of this layer. Use it if only the
-    /// handler knows a key or a cost, after it has parsed the body or found the user.
+    /// Decides about a request in a handler, according to the rules and the settings of this layer. Use it
+    /// if only the handler knows a key or a cost, after it has parsed the body or found the user.
     ///
-    /// The rules read the request's head, so the handler puts what it knows into its extensions. The application keeps
-    /// this layer in its state. The layer need not wrap a service.
+    /// The rules read the request's head, so the handler puts what it has found out into the head's extensions. The
+    /// application keeps this layer in its state. The layer need not wrap a service.
     ///
     /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) work as in a layer around a
     ///   service. A request that has to [wait](Self::delay) waits here.
-    /// * The taken units stay charged, and the response gets no headers, unless the handler uses the [`Admission`]:
-    ///   [`headers`](Admission::headers) are those of the layer for the handler's response, and
-    ///   [`finish`](Admission::finish) adds them to it and settles the rules by it.
-    /// * Layers around the handler keep what they took, even if they [refund](Self::refund_nested) what an inner layer
-    ///   refuses.
-    /// * A layer with an [overflow](Self::overflow) cannot be asked, since it has no request to hand over.
+    /// * The taken units stay charged, and the response gets no headers, unless the handler uses the [`Admission`].
+    ///   [`headers`](Admission::headers) returns the layer's headers for the handler's response.
+    ///   [`finish`](Admission::finish) adds them to the response, and settles the rules according to the response.
+    /// * Layers around the handler keep their charges of a refused request, even if they [refund](Self::refund_nested)
+    ///   requests that an inner layer refuses.
+    /// * A layer with an [overflow](Self::overflow) cannot decide in a handler, because it has no request
+    ///   to hand over.
     ///
     /// ```
     /// use axum::Json;
@@ -74,8 +75,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// ```
     ///
     /// # Errors
-    /// If the request is refused. Returns the response to send as the error: the layer's own refusal with its headers,
-    /// in the protocol of the request.
+    /// Returns an error if the request is refused. The error is the response to send: the layer's own refusal with its
+    /// headers, in the protocol of the request.
     pub fn admit<'a, H: Into<Head<'a>>>(
         &self,
         request: H,
@@ -90,7 +91,7 @@ impl<L: Limiter> RateLimitLayer<L> {
         Self::admit_head(&layer, head, layer.settings.max_message_wait).await
     }
 
-    /// Decides about a request or a message, which may wait for this long if it is over a quota.
+    /// Decides about a request or a message, which may wait for `max_wait` if it is over a quota.
     async fn admit_head(layer: &Arc<Compiled<L>>, head: &Head<'_>, max_wait: Duration) -> Result<Admission, Refused> {
         // Makes the ticket on the heap, because the ticket is large, and a move would copy words that were just
         // written, which stalls on store forwarding.
@@ -159,8 +160,8 @@ impl<L: Limiter> RateLimitLayer<L> {
         })
     }
 
-    /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's metadata as
-    /// the request's headers, and its extensions. A handler does not know the call's path: the rules see `*`, and every
+    /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's extensions,
+    /// and its metadata as the request's headers. A handler does not know the call's path: the rules see `*`, and every
     /// rule of a file applies, even if it names other paths.
     ///
     /// ```
@@ -177,7 +178,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// ```
     ///
     /// # Errors
-    /// If the call is refused: the layer's own status, with its details, and with its headers as metadata.
+    /// Returns an error if the call is refused: the layer's own status, with its details, and with its
+    /// headers as metadata.
     #[cfg(feature = "tonic")]
     pub fn admit_call<T>(
         &self,
@@ -188,7 +190,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     }
 }
 
-/// Returns the head of a call that a handler of tonic has: it does not know the path.
+/// Returns the head of a call in a handler of tonic, which does not know the call's path.
 #[cfg(feature = "tonic")]
 pub(super) fn head_of_call<T>(call: &tonic::Request<T>) -> http::request::Parts {
     let (mut head, ()) = http::Request::new(()).into_parts();
@@ -201,7 +203,8 @@ pub(super) fn head_of_call<T>(call: &tonic::Request<T>) -> http::request::Parts 
     head
 }
 
-/// A request about which the limiter decides. If it is dropped before that, the observer sees it.
+/// A request about which the limiter decides. If the request is dropped before the decision, the
+/// observer sees that.
 struct Asked<'a, L>(Option<(&'a Compiled<L>, &'a Head<'a>, &'a mut Ticket)>);
 
 impl<L> Drop for Asked<'_, L> {
@@ -214,32 +217,32 @@ impl<L> Drop for Asked<'_, L> {
 
 /// Holds the charges of a request that a handler has [admitted](RateLimitLayer::admit).
 ///
-/// One call ends it:
+/// One of these calls ends an admission:
 ///
 /// | | what stays charged | headers |
 /// |---|---|---|
-/// | [`finish`](Self::finish) with the response | what each rule makes of the response, as in a layer | added |
-/// | [`settle`](Self::settle) by a cost | the cost, for rules that are [settled by usage](crate::Rule::settle_by_usage); what the others took | [`headers`](Self::headers) before |
-/// | [`keep`](Self::keep) | what was taken, or stated by [`usage`](Self::usage), whatever the rules say | `headers` before |
+/// | [`finish`](Self::finish) with the response | what each rule charges according to the response, as in a layer | added |
+/// | [`settle`](Self::settle) with a cost | the cost, for rules that are [settled by usage](crate::Rule::settle_by_usage); for other rules the taken units | [`headers`](Self::headers) before |
+/// | [`keep`](Self::keep) | the taken units, or the cost that was stated with [`usage`](Self::usage), whatever the rules say | `headers` before |
 /// | [`refund`](Self::refund) | nothing | `headers` before |
-/// | dropped | as for an aborted request, see [`Rule::on_aborted`](crate::Rule::on_aborted); by default what was taken | `headers` before |
+/// | dropped | as for an aborted request, see [`Rule::on_aborted`](crate::Rule::on_aborted); by default the taken units | `headers` before |
 ///
 /// If a rule is settled after the response, and handlers only drop their admissions, the layer
 /// [warns](crate::observe::SetupWarningKind::NotSettled).
 ///
 /// An admission holds units of a [concurrency limit](crate::Quota::concurrent) until it is ended or dropped, and after
-/// `finish` until the end of the response's body. So keep it for as long as the work takes.
+/// `finish` until the end of the response's body. So keep the admission for as long as the work takes.
 #[must_use = "dropping an admission returns the request's places and settles the request as aborted; end it with a \
               method"]
 pub struct Admission {
     outcome: Outcome,
     usage: Option<Usage>,
-    /// `None` once it was ended.
+    /// `None` after the admission was ended.
     ticket: Option<Box<dyn AnyTicket>>,
 }
 
 impl Admission {
-    /// Returns what was decided, and the status of each policy.
+    /// Returns the outcome, which has its kind and the status of each policy.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
@@ -253,11 +256,11 @@ impl Admission {
         self.usage.as_ref()
     }
 
-    /// Returns the headers of the layer, for the handler's response. They report what is left before anything is
-    /// settled.
+    /// Returns the headers of the layer, for the handler's response. They report the remaining units before any
+    /// settlement.
     ///
-    /// If the handler is inside another layer, that layer merges its own headers with these, as with those of a
-    /// [nested layer](crate::Headers).
+    /// If the handler is inside another layer, that layer merges its own headers with these headers, as with
+    /// the headers of a [nested layer](crate::Headers).
     ///
     /// ```
     /// use axum::response::IntoResponse;
@@ -291,9 +294,9 @@ impl Admission {
         headers
     }
 
-    /// Adds the [headers](Self::headers) of the layer to those of a response, merged as a layer
-    /// [does](crate::Headers): so a handler merges the headers of several layers that it asks, or those of a response
-    /// that it passes on. A layer sends headers only with a response that is not a redirect.
+    /// Adds the [headers](Self::headers) of the layer to a response's headers, and [merges](crate::Headers) them as a
+    /// layer does. With this method, a handler merges the headers of several layers that it asks, or adds headers to
+    /// a response that it passes on. A layer sends headers only with a response that is not a redirect.
     ///
     /// ```
     /// use axum::response::{IntoResponse, Response};
@@ -321,8 +324,9 @@ impl Admission {
         }
     }
 
-    /// Finishes the response as the layer would: settles each rule by it, and adds the layer's headers, which report
-    /// what is left after that. Rules that depend on the body are settled when it has ended or was dropped.
+    /// Finishes the response as the layer would: settles each rule according to the response, and adds the layer's
+    /// headers, which report the units that remain after that. Rules that depend on the body are settled when the
+    /// body has ended or was dropped.
     ///
     /// ```
     /// use axum::response::{IntoResponse, Response};
@@ -362,19 +366,19 @@ impl Admission {
         }
     }
 
-    /// Keeps what was taken, whatever the rules say about responses and aborted requests. A cost that was stated by
-    /// [`usage`](Self::usage) counts instead, for rules that are settled by usage.
+    /// Keeps the taken units charged, whatever the rules say about responses and aborted requests. For rules that
+    /// are settled by usage, a cost that was stated with [`usage`](Self::usage) counts instead.
     pub fn keep(mut self) {
         self.end().into_iter().for_each(|mut ticket| ticket.complete());
     }
 
-    /// Refunds what was taken, whatever the rules say, because nothing was done for the request.
+    /// Refunds the taken units, whatever the rules say. Use it if nothing was done for the request.
     pub fn refund(mut self) {
         self.end().into_iter().for_each(|mut ticket| ticket.refund());
     }
 
-    /// States that the request cost this many units, for rules that are settled by usage. The other rules keep what
-    /// they took.
+    /// States that the request cost this many units, for rules that are settled by usage. For the other rules, the
+    /// taken units stay charged.
     ///
     /// A layer without a rule that is settled by usage [warns](crate::observe::SetupWarningKind::NotSettled).
     pub fn settle(mut self, units: u64) {
@@ -386,7 +390,7 @@ impl Admission {
         ticket.complete();
     }
 
-    /// Takes the ticket, because the handler ends it.
+    /// Takes the ticket out, because the handler ends the admission.
     fn end(&mut self) -> Option<Box<dyn AnyTicket>> {
         let ticket = self.ticket.take()?;
         ticket.diagnostics().admission_has_ended();
@@ -412,8 +416,8 @@ impl fmt::Debug for Admission {
 
 /// A request that a layer refused in a handler. It holds the response to return.
 ///
-/// With the feature `axum` it is a response of axum, so that handlers return `Result<_, Refused>`. With the feature
-/// `tonic` it becomes a `tonic::Status`.
+/// With the feature `axum`, it implements axum's `IntoResponse`, so that handlers can return `Result<_, Refused>`.
+/// With the feature `tonic`, it converts into a `tonic::Status`.
 ///
 /// It is `Send` and `Sync`, so `?` also makes it a `Box<dyn Error + Send + Sync>` or an `anyhow::Error`.
 pub struct Refused {
@@ -421,7 +425,8 @@ pub struct Refused {
     /// The code and the message of the refusal over gRPC.
     #[cfg(feature = "tonic")]
     grpc_status: (u8, &'static str),
-    /// The lock is never taken. It is here because the body of a responder need not be `Sync`.
+    /// The lock is never taken. It makes the type `Sync`, because the body of a responder need not
+    /// be.
     response: Box<Mutex<Response<RefusalBody>>>,
 }
 
@@ -459,8 +464,9 @@ impl std::error::Error for Refused {}
 /// The admission of a request by a layer in the router's state, as an argument of a handler of axum. A refused request
 /// gets the layer's refusal, and the handler is not called.
 ///
-/// It is [`RateLimitLayer::admit`] with the request's head. The state is the layer, or has it as a part by `FromRef`.
-/// Without a type parameter the layer is one over a [`MemoryLimiter`](crate::MemoryLimiter).
+/// axum calls [`RateLimitLayer::admit`] with the request's head before it calls the handler. The state is the layer,
+/// or implements `FromRef` for it. Without a type parameter, the layer's limiter is a
+/// [`MemoryLimiter`](crate::MemoryLimiter).
 ///
 /// ```
 /// use axum::{Router, response::{IntoResponse, Response}, routing::post};
@@ -485,7 +491,7 @@ impl std::error::Error for Refused {}
 /// request. If the cost is known only from the body, call [`admit`](RateLimitLayer::admit) in the handler.
 #[cfg(feature = "axum")]
 pub struct Admit<L = crate::limiter::memory::limiter::MemoryLimiter> {
-    /// The admission. It says how the request ends, and has the layer's headers.
+    /// The admission, by which the handler ends the charges and gets the layer's headers.
     pub admission: Admission,
     limiter: std::marker::PhantomData<fn() -> L>,
 }
@@ -521,7 +527,7 @@ impl axum::response::IntoResponse for Refused {
 
 #[cfg(feature = "tonic")]
 impl From<Refused> for tonic::Status {
-    /// The status of a call that was refused. A refusal over plain HTTP becomes the status that the layer sends over
+    /// Returns the status of a refused call. A refusal over plain HTTP becomes the status that the layer sends over
     /// gRPC, with the headers of the refusal.
     fn from(refused: Refused) -> Self {
         let (code, message) = refused.grpc_status;

@@ -80,15 +80,15 @@ use crate::refusal::RefusalBody;
 pub trait ResponseBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static {
     /// Makes a body that sends the frames of `body`.
     ///
-    /// [`is_end_stream`](Body::is_end_stream) and [`size_hint`](Body::size_hint) must return what
-    /// they return for `body`: servers derive `Content-Length` from them, and gRPC clients retry a
-    /// refused call only if its response has no body.
+    /// [`is_end_stream`](Body::is_end_stream) and [`size_hint`](Body::size_hint) must return the
+    /// same as for `body`, because servers derive `Content-Length` from them, and gRPC clients
+    /// retry a refused call only if its response has no body.
     fn from_body<B>(body: B) -> Self
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
 }
 
-/// Implements the trait for a framework's body, which boxes others.
+/// Implements the trait for a framework's body, which can box any other body.
 #[cfg(any(feature = "axum", feature = "tonic"))]
 macro_rules! boxing {
     ($body:ty) => {
@@ -122,8 +122,9 @@ where
 pin_project! {
     /// The inner service's body, or a body that the layer sends in place of it.
     ///
-    /// It is the response body under [`wrap_body`](crate::RateLimitLayer::wrap_body). It implements
-    /// `Default` (an empty body) for every `B`, because tower-http's timeout layer requires that.
+    /// It is the response body of a service with [`wrap_body`](crate::RateLimitLayer::wrap_body).
+    /// It implements `Default` (an empty body) for every `B`, because tower-http's timeout layer
+    /// requires that.
     #[derive(Debug)]
     pub struct WrappedBody<B> {
         #[pin]

@@ -1,4 +1,4 @@
-//! The layer's configuration as requests need it, compiled once. Data, and access to it.
+//! The layer's configuration in the form that requests need, compiled once.
 
 use std::sync::{Arc, Weak};
 
@@ -32,20 +32,20 @@ use crate::refusal::PreparedRefusals;
 pub(super) struct Compiled<L> {
     pub(super) limiter: Arc<L>,
     pub(super) settings: Settings,
-    /// The policies of all rules in their order, then the linked ones.
+    /// The policies of all rules in their order, then the linked policies.
     pub(super) policies: Arc<[Policy]>,
-    /// The part of each policy in its rule.
+    /// The rule of each policy, and the policy's role in it.
     parts: Box<[PolicyPart]>,
     /// The compiled data of each rule.
     rules: Box<[CompiledRule]>,
     /// Finds the rules of a path, if rules have path patterns.
     pub(super) paths: Option<PathIndex>,
-    /// How requests are charged after the first ones.
+    /// How requests are charged after the first requests, which are watched.
     plan: ChargePlan,
-    /// The data that is stored of each request that passes.
+    /// The data that is stored for each request that passes.
     pub(super) needs: Needs,
     pub(super) holders: PlaceHolders,
-    /// The maximum number of charges of a request, without those that a source finds.
+    /// The maximum number of charges of a request, without the charges that a source finds.
     pub(super) most_charges: usize,
     pub(super) responses: Responses,
     /// The room in which requests wait, if the layer has a timer.
@@ -61,10 +61,10 @@ pub(super) struct Compiled<L> {
     pub(super) unsettled: Option<Arc<Unsettled>>,
     /// The number of configurations of the layer before this one.
     version: u64,
-    /// Holds the configuration that replaces this one, if it can change.
+    /// Holds the latest configuration of the layer, if the configuration can change.
     pub(super) latest: OnceLock<Weak<Latest<Self>>>,
-    /// The layer's entry in the limiter's registry, once the layer serves. `None` if the limiter has no
-    /// registry.
+    /// The layer's entry in the limiter's registry, set when the layer begins to serve. `None` if the
+    /// limiter has no registry.
     pub(super) entered: OnceLock<Option<Entered>>,
 }
 
@@ -74,11 +74,12 @@ pub(super) struct Responses {
     pub(super) refusals: PreparedRefusals,
     /// The headers of usual refusals.
     pub(super) layout: Option<RefusalLayout>,
-    /// Reads the bodies of refused requests, if they are read.
+    /// Reads the bodies of refused requests, or `None` if they are not read.
     pub(super) discard: Option<Arc<Discard>>,
 }
 
-/// The part of a policy in its rule. Settings of the rule are read from the rule itself.
+/// The rule of a policy, and the policy's role in it. Settings of the rule are read from the rule
+/// itself.
 struct PolicyPart {
     rule: usize,
     /// The role of a linked policy.
@@ -87,9 +88,9 @@ struct PolicyPart {
 
 /// A compiled rule.
 struct CompiledRule {
-    /// The index and the role of its linked policy.
+    /// The index and the role of the rule's linked policy.
     linked: Option<(usize, LinkedRole)>,
-    /// The policies of its requests' own quotas, if they bring some.
+    /// The policies of the quotas that requests bring to the rule, if they bring any.
     own_quotas: Option<PolicyCache>,
 }
 
@@ -243,14 +244,14 @@ impl<L: Limiter> Compiled<L> {
         supports_pace(&*self.limiter, policy.quota()).err()
     }
 
-    /// Refunds, and reports a failure that is known at once.
+    /// Refunds charges, and reports a failure that the limiter returns at once.
     pub(super) fn refund(&self, refunds: Vec<Refund>) {
         if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
             self.report_failure(&error);
         }
     }
 
-    /// Takes units into debt, whatever is left.
+    /// Takes units even if not enough remain, which puts the key into debt.
     pub(super) fn force(&self, policy: &Policy, key: &Key, units: u64) {
         let charge = Charge::new(policy, key).cost(units).effect(Effect::Force);
         if let Reply::Now(Err(error)) = self.limiter.settle(&[charge]) {
@@ -273,8 +274,8 @@ impl<L: Limiter> Compiled<L> {
         Some(cache.find(quota).unwrap_or_else(|| Cached::Other(self.compile(rule, cache, quota))))
     }
 
-    /// Returns the policy that a request would be charged to now, in place of the policy with an index. Returns `None`
-    /// if the latest rules have no such policy, or no quota for the request.
+    /// Returns the policy to which a request would be charged now, instead of the policy with the index `at`. Returns
+    /// `None` if the latest rules have no such policy, or no quota for the request.
     pub(super) fn policy_in_force(&self, at: usize, head: &Head<'_>) -> Option<Policy> {
         let (newer, at) = self.latest_index(at)?;
         let layer = newer.as_deref().unwrap_or(self);
@@ -285,8 +286,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Compiles the policy of a quota that a request brought, and keeps it if the limiter supports the quota. If a
-    /// quota is kept, later requests with it are not checked again.
+    /// Compiles the policy of a quota that a request brought, and keeps the policy if the limiter supports the
+    /// quota. Later requests with a kept quota are not checked again.
     #[cold]
     fn compile(&self, rule: usize, cache: &PolicyCache, quota: &Quota) -> Policy {
         let policy = cache.compile(*quota);
@@ -299,20 +300,20 @@ impl<L: Limiter> Compiled<L> {
 }
 
 impl<L> Compiled<L> {
-    /// Returns the policy with an index. The tickets of a layer have only indices of its own policies, whatever the
-    /// request is.
+    /// Returns the policy with an index. The tickets of a layer have only indices of the layer's own policies,
+    /// whatever the request is.
     pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
         debug_assert!(at < self.policies.len(), "a charge is for a policy that its layer does not have");
         self.policies.get(at)
     }
 
-    /// Returns the part of a policy in its rule.
+    /// Returns the rule of a policy, and the policy's role in it.
     fn part(&self, policy: usize) -> Option<&PolicyPart> {
         debug_assert!(policy < self.parts.len(), "a charge is for a policy that its layer does not have");
         self.parts.get(policy)
     }
 
-    /// Returns the rule that a policy belongs to, unless the policy is linked to it.
+    /// Returns the rule that a policy belongs to, unless the policy is linked to the rule.
     fn own_rule(&self, policy: usize) -> Option<&Rule> {
         let part = self.part(policy).filter(|part| part.linked.is_none())?;
         Some(self.settings.rules.get(part.rule)?.rule())
@@ -324,20 +325,22 @@ impl<L> Compiled<L> {
         (latest.version != self.version).then_some(latest)
     }
 
-    /// Returns the policy for settling what was charged to a policy. That is the same policy, unless a larger quota
-    /// has replaced its quota. The smaller quota would take no charge if it has no room for what was used since.
+    /// Returns the policy for settling the charges of `charged`. It is `charged` itself, unless a larger quota has
+    /// replaced its quota. The smaller quota would take no charge if it had no room for the units that were used
+    /// since.
     pub(super) fn policy_now(&self, charged: &Policy) -> Policy {
         self.largest_now(charged, |_| true)
     }
 
-    /// Returns the policy for refunding what was charged to a policy. It is that of [`policy_now`](Self::policy_now),
-    /// but only if the receipt means the same under both quotas: a window does not know the instant of a bucket.
+    /// Returns the policy for refunding the charges of `charged`. It is the policy of
+    /// [`policy_now`](Self::policy_now), but only if the receipt means the same under both quotas. For example, a
+    /// window cannot use the instant of a bucket.
     pub(super) fn policy_of_refunds(&self, charged: &Policy) -> Policy {
         self.largest_now(charged, |now| now.reads_receipts_of(charged.quota()))
     }
 
-    /// Returns the policy with which a request in line for units of a concurrency limit asks again. It has the limit
-    /// that is in force now.
+    /// Returns the policy with which a request in line for units of a concurrency limit asks again. The policy has
+    /// the limit that is in force now.
     pub(super) fn policy_in_line(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
         let latest = self.latest_index(at);
@@ -346,15 +349,16 @@ impl<L> Compiled<L> {
         Some(now.unwrap_or(own).clone())
     }
 
-    /// Returns the index of a policy in the latest configuration, which is `None` if it is this one. Returns `None` if
-    /// the latest configuration has no such policy.
+    /// Returns the latest configuration, and the index of a policy in it. The configuration is `None` if this one is
+    /// the latest. Returns `None` if the latest configuration has no such policy.
     pub(super) fn latest_index(&self, at: usize) -> Option<(Option<Arc<Self>>, usize)> {
         let Some(newer) = self.newer() else { return Some((None, at)) };
         let at = self.index_in(&newer, at)?;
         Some((Some(newer), at))
     }
 
-    /// Returns the mode of a policy's rule now, or of the rule that replaced it.
+    /// Returns the present mode of the rule that replaced a policy's rule, or else of the policy's
+    /// rule.
     pub(super) fn mode_now(&self, at: usize) -> Option<Mode> {
         let mode_in = |layer: &Self, at| Some(layer.mode_of(layer.settings.rules.get(layer.rule_of(at))?));
         let newer = self.newer();
@@ -362,8 +366,8 @@ impl<L> Compiled<L> {
         now.or_else(|| mode_in(self, at))
     }
 
-    /// Returns the index of a policy in a newer configuration. It is found by its name, because new rules may stand
-    /// before its own. Plans share one name, and keep their order.
+    /// Returns the index of a policy in a newer configuration. The policy is found by its name, because new rules
+    /// may stand before its rule. Plans share one name, and keep their order.
     fn index_in(&self, newer: &Self, at: usize) -> Option<usize> {
         let own = self.policy(at)?;
         let is_it = |policy: &Policy| policy.name_fingerprint() == own.name_fingerprint();
@@ -371,7 +375,8 @@ impl<L> Compiled<L> {
         alike.nth(self.plan_of(at)).map(|(at, _)| at)
     }
 
-    /// Returns the number of a policy among those with its name: they are plans of one rule.
+    /// Returns the number of a policy among the policies with its name, which are the plans of one
+    /// rule.
     pub(super) fn plan_of(&self, at: usize) -> usize {
         let Some(own) = self.policy(at) else { return 0 };
         let is_it = |policy: &&Policy| policy.name_fingerprint() == own.name_fingerprint();
@@ -388,9 +393,9 @@ impl<L> Compiled<L> {
         self.own_rule(policy).filter(|rule| rule.choose.is_none()).map_or(&[], |rule| &rule.policies)
     }
 
-    /// Returns the policy with the largest quota of the same name that is in force, if it has more room than this
-    /// policy. Otherwise returns this policy. A quota that keeps the used share always has room for what was used, but
-    /// counts in other units.
+    /// Returns the policy in force that has the name of `own` and the largest quota, if this quota has more room than
+    /// that of `own`. Otherwise returns `own`. A quota that keeps the used share is left out, because it always has
+    /// room for the used units, but counts in other units.
     fn largest_now(&self, own: &Policy, is_fit: impl Fn(&Quota) -> bool) -> Policy {
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
         let newer = self.newer();
@@ -410,7 +415,8 @@ impl<L> Compiled<L> {
         if self.diagnostics.is_watching() { ChargePlan::General } else { self.plan }
     }
 
-    /// Returns the first rule and its first policy. With some plans they are the only ones.
+    /// Returns the first rule and its first policy. With some plans, there is no other rule or
+    /// policy.
     #[inline]
     pub(super) fn first(&self) -> Option<(&BoundRule, &Policy)> {
         Some((self.settings.rules.first()?, self.policies.first()?))
@@ -423,7 +429,7 @@ impl<L> Compiled<L> {
     }
 
     /// Returns whether a request's ticket is needed when its response has come: the response carries the outcome, or
-    /// charges depend on it.
+    /// charges depend on the response.
     pub(super) fn needs_response(&self, kind: OutcomeKind) -> bool {
         self.needs >= Needs::Ticket || kind.is_always_exposed()
     }
@@ -461,7 +467,7 @@ impl<L> Compiled<L> {
         concerns.then(|| (found.name_fingerprint(), key.clone()))
     }
 
-    /// Returns the mode of a rule now: the milder of its own and the layer's.
+    /// Returns the mode of a rule now: the milder of the rule's own mode and the layer's mode.
     #[inline]
     pub(super) fn mode_of(&self, bound: &BoundRule) -> Mode {
         let now = |switch: Option<&ModeSwitch>| switch.map_or(Mode::Enforce, ModeSwitch::get);

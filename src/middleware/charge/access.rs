@@ -26,14 +26,14 @@ labelled! {
         Allow = "allow",
         /// The client's requests are refused with 403, and nothing is charged.
         Deny = "deny",
-        /// The client is limited like any other. This makes an exception from a larger network that is
-        /// allowed or denied.
+        /// The client is limited like any other client. This entry makes an exception from a larger
+        /// network that is allowed or denied.
         Limit = "limit",
     }
 }
 
-/// A list of networks, addresses and other keys that are always allowed or always denied. It can be
-/// changed while requests are served. Clones are the same list.
+/// A list of networks, addresses and other keys that are always allowed or always denied. The list
+/// can be changed while requests are served. Clones are the same list.
 ///
 /// The most specific network counts, so one address can be allowed in a network that is denied. A look-up costs one
 /// hash look-up for each prefix length in the list, for any number of networks. 100,000 networks take about 3 MB. Reads
@@ -41,14 +41,14 @@ labelled! {
 ///
 /// An IPv4 client behind a NAT64 (`64:ff9b::192.0.2.1`) is in the networks of both addresses.
 ///
-/// Clients cannot leave or enter a list by a header that cannot be read:
+/// A client cannot leave or enter a list by sending a header that cannot be read:
 ///
 /// * An address that [`key::client_ip`](crate::key::client_ip) cannot determine is in no network,
-///   also not in the proxy's. If the list denies a network, it denies a client whose forwarding
-///   header cannot be read, because the client may be in that network. A request without the
-///   header, such as a proxy's health check, is limited like any other.
+///   not even in the proxy's network. If the list denies a network, it denies a client whose
+///   forwarding header cannot be read, because the client may be in that network. A request without
+///   the header, such as a proxy's health check, is limited like any other.
 /// * If the list denies a key, it denies a client that sends several values where
-///   [`key::header`](crate::key::header) and the like expect one.
+///   [`key::header`](crate::key::header) and the like expect one value.
 ///
 /// ```
 /// use tower_ratelimit::key::{self, Prefixes};
@@ -79,7 +79,8 @@ pub struct AccessList(Arc<RwLock<AccessTable>>);
 #[derive(Clone, Default)]
 struct AccessTable {
     networks: Entries<IpNet>,
-    /// The prefix lengths of the networks in ascending order, and how many have each.
+    /// The prefix lengths of the networks in ascending order, each with the number of networks that
+    /// have it.
     lengths: Vec<(u8, usize)>,
     keys: Entries<Key>,
 }
@@ -87,7 +88,7 @@ struct AccessTable {
 #[derive(Clone)]
 struct Entries<K> {
     each: HashMap<K, Access, RandomState>,
-    /// The number of denied ones.
+    /// The number of denied entries.
     denied: usize,
 }
 
@@ -98,7 +99,7 @@ impl<K> Default for Entries<K> {
 }
 
 impl<K: Eq + Hash> Entries<K> {
-    /// Sets or removes an entry, and returns the earlier one.
+    /// Sets or removes an entry, and returns the earlier entry.
     fn change(&mut self, key: K, access: Option<Access>) -> Option<Access> {
         let before = match access {
             Some(access) => self.each.insert(key, access),
@@ -114,7 +115,7 @@ impl<K: Eq + Hash> Entries<K> {
 }
 
 impl AccessTable {
-    /// Sets or removes the entry of a network. Returns whether there was one.
+    /// Sets or removes the entry of a network. Returns whether there was an entry before.
     fn change_network(&mut self, network: IpNet, access: Option<Access>) -> bool {
         let had_one = self.networks.change(network, access).is_some();
         let at = match self.lengths.binary_search_by_key(&network.prefix_len(), |(length, _)| *length) {
@@ -133,7 +134,8 @@ impl AccessTable {
         had_one
     }
 
-    /// Returns the entry of the most specific network, with its prefix length.
+    /// Returns the entry of the most specific network that has an address, with the network's
+    /// prefix length.
     fn network(&self, address: IpAddr) -> Option<(u8, Access)> {
         self.lengths.iter().rev().find_map(|(length, _)| {
             let network = IpNet::new(address, *length).ok()?.trunc();
@@ -166,7 +168,7 @@ impl AccessList {
         Self::default()
     }
 
-    /// Sets the entry of a network (`203.0.113.0/24`) or an address, and replaces an earlier one.
+    /// Sets the entry of a network (`203.0.113.0/24`) or an address, and replaces an earlier entry.
     ///
     /// IPv4 networks that are written as IPv6 (`::ffff:10.0.0.0/104`) become IPv4.
     ///
@@ -186,7 +188,8 @@ impl AccessList {
     /// Sets the entries of many networks in one change.
     ///
     /// # Errors
-    /// Returns an error if a text is neither a network nor an address. Nothing is changed then.
+    /// Returns an error if a text is neither a network nor an address. Then the list is not
+    /// changed.
     pub fn set_all<I>(&self, networks: I, access: Access) -> Result<(), ConfigError>
     where
         I: IntoIterator,
@@ -209,7 +212,7 @@ impl AccessList {
         }
     }
 
-    /// Removes the entry of exactly this network or address. Returns whether there was one.
+    /// Removes the entry of exactly this network or address. Returns whether there was an entry.
     ///
     /// # Errors
     /// Returns an error if the text is neither a network nor an address.
@@ -218,13 +221,13 @@ impl AccessList {
         Ok(self.write().change_network(network, None))
     }
 
-    /// Removes the entry of a key. Returns whether there was one.
+    /// Removes the entry of a key. Returns whether there was an entry.
     pub fn remove_key(&self, key: impl IntoKey) -> bool {
         key.into_key().is_some_and(|key| self.write().keys.change(key, None).is_some())
     }
 
-    /// Replaces all entries by those of `other` in one change, for lists that are reloaded as a
-    /// whole.
+    /// Replaces all entries with the entries of `other` in one change, for lists that are reloaded
+    /// as a whole.
     pub fn replace(&self, other: &Self) {
         let table = other.read().clone();
         let before = std::mem::replace(&mut *self.write(), table);
@@ -245,7 +248,7 @@ impl AccessList {
     }
 
     /// Returns the networks and addresses of the list with their entries, in the order of their addresses. Each is the
-    /// text of a network, which [`set`](Self::set) reads: `203.0.113.7/32`.
+    /// text of a network that [`set`](Self::set) can read, such as `203.0.113.7/32`.
     #[must_use]
     pub fn networks(&self) -> Vec<(String, Access)> {
         let mut networks: Vec<(IpNet, Access)> = {
@@ -258,7 +261,7 @@ impl AccessList {
 
     /// Returns the keys of the list that were set by [`set_key`](Self::set_key), with their entries, in no order.
     ///
-    /// Show one by [`Key::display`]. A key may be a secret.
+    /// To show a key, use [`Key::display`]. A key may be a secret.
     #[must_use]
     pub fn keys(&self) -> Vec<(Key, Access)> {
         self.read().keys.each.iter().map(|(key, access)| (key.clone(), *access)).collect()
@@ -319,7 +322,7 @@ impl BoundList {
         self.by == AddressSource::Peer
     }
 
-    /// Returns whether the list's entry for this request is that of the peer's address.
+    /// Returns whether the list's entry for this request is the entry of the peer's address.
     pub(crate) fn decided_by_peer(&self, head: &Head<'_>) -> bool {
         match self.by {
             AddressSource::Peer => true,
@@ -332,8 +335,8 @@ impl BoundList {
     }
 }
 
-/// Returns the entry of the first list that has one, and that list. `looked_up` gets each list's
-/// index and the list's key.
+/// Returns the entry of the first list that has an entry for the request, and that list.
+/// `looked_up` gets each list's index and the list's key.
 pub(crate) fn ask<'a>(
     lists: &'a [BoundList],
     head: &Head<'_>,

@@ -47,8 +47,8 @@ pub(super) enum Bypass<'a> {
 }
 
 impl<'a> Bypass<'a> {
-    /// Returns the reason if there is one. `looked_up` gets the index of each access list that was asked, and its
-    /// key.
+    /// Returns the reason why no rule is asked about a request, if there is one. `looked_up` gets the index of
+    /// each access list that was asked, and the key for that list.
     pub(super) fn of(
         settings: &'a Settings,
         head: &Head<'_>,
@@ -71,7 +71,8 @@ impl<'a> Bypass<'a> {
     }
 }
 
-/// Returns whether it is a CORS preflight request, as browsers send it by the Fetch standard (section 3.2.2).
+/// Returns whether a request is a CORS preflight request, as browsers send it according to the Fetch standard
+/// (section 3.2.2).
 fn is_preflight(head: &Head<'_>) -> bool {
     head.method == Method::OPTIONS
         && head.headers.contains_key(header::ORIGIN)

@@ -1,4 +1,5 @@
-//! Looks at a request: takes the steps of charging it, but only asks the limiter what it would answer.
+//! Looks at a request: goes through the steps of a charge, but only asks the limiter what it would
+//! decide.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::middleware::ticket::{Ticket, is_strike};
 
 impl Ticket {
     /// Decides about a request as [`charge_and_store`](Self::charge_and_store) and [`answer`](Self::answer) do, but
-    /// takes nothing and reports nothing. The ticket cannot be used for anything else.
+    /// takes no units and reports nothing. Afterwards the ticket cannot be used for anything else.
     pub(crate) async fn look<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Explanation {
         let mut rules = self.look_at_rules(layer, head);
         let mut failure = None;
@@ -71,8 +72,8 @@ impl Ticket {
         Explanation::new(outcome, rules, failure.map(|(error, _)| error)).waiting_in_line(line_wait)
     }
 
-    /// Collects the charges, and each rule's index with its match. If a rule is charged under several keys, it is
-    /// listed once for each.
+    /// Collects the charges, and returns each rule's index with its explanation. If a rule is charged under
+    /// several keys, it is listed once for each key.
     fn look_at_rules<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Vec<(usize, RuleExplanation)> {
         let bypass = Bypass::of(&layer.settings, head, |_, _, _| ());
         let unasked = match &bypass {
@@ -124,7 +125,7 @@ impl Ticket {
         rules
     }
 
-    /// Reports charges at these indices as they stand if nothing is taken.
+    /// Reports the charges at these indices as if no units were taken.
     fn look_untaken<L: Limiter>(&mut self, layer: &Compiled<L>, places: &[usize]) {
         for at in places {
             let Some(charged) = self.charges.get(*at) else { continue };

@@ -1,4 +1,4 @@
-//! Charges a request: the rules say what is charged, and the limiter takes it.
+//! Charges a request: the rules say what is charged, and the limiter takes the units.
 
 use std::error::Error;
 use std::mem;
@@ -24,15 +24,15 @@ use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 use crate::quota::Algorithm;
 
-/// The maximum number of charges that are allocated before they are known, because few of many rules apply to a
-/// request.
+/// The maximum number of charges for which memory is allocated before the charges are known. Of many rules,
+/// only few apply to a request.
 const RESERVED_MAX: usize = 16;
 
 /// The next step of a request, with the limiter's type of future.
 type StepOf<L> = NextStep<<L as Limiter>::Future<Decision>>;
 
 impl Ticket {
-    /// Charges a request to a service, by the plan of its layer.
+    /// Charges a request to a service, according to the plan of its layer.
     #[inline(never)]
     pub(crate) fn charge<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         match layer.plan() {
@@ -78,7 +78,8 @@ impl Ticket {
         }
     }
 
-    /// Takes the only charge, which is always enforced. `own` is its policy if the request brought it.
+    /// Takes the only charge, which is always enforced. `own` is the charge's policy if the request
+    /// brought the quota.
     #[inline(always)]
     fn take_one<L: Limiter>(
         &mut self,
@@ -107,7 +108,8 @@ impl Ticket {
         }
     }
 
-    /// Stores the only charge in the ticket, with the limiter's answer if there is one. Otherwise asks the limiter.
+    /// Stores the only charge in the ticket, with the limiter's answer if there is an answer. Otherwise asks the
+    /// limiter.
     #[inline(never)]
     fn store_one<L: Limiter>(
         &mut self,
@@ -229,7 +231,7 @@ impl Ticket {
     }
 
     /// Does what [`charge_and_store`](Self::charge_and_store) does for a message that may wait if it is refused. If
-    /// something counts refusals, or other messages wait, the line takes the charges later.
+    /// a charge counts refusals, or other messages wait, the line takes the charges later.
     pub(crate) fn charge_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         let uncharged = self.collect_and_look(layer, head);
         let is_of_line = self.refusal_counts(layer) || self.line_ahead(layer, None).is_some();
@@ -246,8 +248,8 @@ impl Ticket {
         }
     }
 
-    /// Collects what the rules charge the request, and looks for misconfigurations. Returns the reason if it is not
-    /// charged.
+    /// Collects the charges of the request according to the rules, and looks for misconfigurations. Returns the
+    /// reason if the request is not charged.
     fn collect_and_look<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeCause> {
         bypass::cause(layer, head).or_else(|| {
             let looks = layer.diagnostics.looks_for_keys();
@@ -259,7 +261,8 @@ impl Ticket {
         })
     }
 
-    /// Collects what the rules charge the request. Returns the reason if it is not charged.
+    /// Collects the charges of the request according to the rules. Returns the reason if the
+    /// request is not charged.
     ///
     /// `seen` gets the index of each rule that is asked, and how it matches the request.
     #[inline(never)]
@@ -326,7 +329,7 @@ impl Ticket {
 
     /// Collects the charges of the rules that a source finds. Returns the number of rules that the source chooses from,
     /// or `None` if the request is refused because it has too many charges. If none of the found rules enforces, a
-    /// request with too many charges is not charged to them.
+    /// request with too many charges is not charged to the found rules.
     #[inline]
     fn find<L>(
         &mut self,
@@ -412,7 +415,8 @@ impl Ticket {
         charges
     }
 
-    /// Decides about the request by the limiter's answer, and takes the receipts from it.
+    /// Decides about the request according to the limiter's answer, and takes the receipts out of
+    /// the answer.
     pub(crate) fn answer<L: Limiter>(&mut self, layer: &Compiled<L>, answer: &mut Result<Decision, L::Error>) {
         match answer {
             Ok(decision) => {
@@ -432,8 +436,8 @@ impl Ticket {
         }
     }
 
-    /// Decides about the request by the decisions of its charges. If a rule's block is closed but does not enforce,
-    /// `take_nothing` reports the rule's charges as not taken.
+    /// Decides about the request according to the decisions of its charges. If a rule's block is closed but does
+    /// not enforce, `take_nothing` reports the rule's charges as not taken.
     #[inline]
     pub(super) fn judge<L: Limiter>(
         &mut self,
@@ -454,8 +458,8 @@ impl Ticket {
         }
     }
 
-    /// Forgets the waits of blocks that strikes of requests under way helped to close. If these requests end well,
-    /// the next request passes at once.
+    /// Removes the waits from the decisions of blocks that strikes of requests under way helped to close. If these
+    /// requests end well, the next request passes at once.
     fn doubt_waits<L>(&mut self, layer: &Compiled<L>) {
         let Some(unsettled) = &layer.unsettled else { return };
         for charged in self.charges.iter_mut().filter(|charged| !charged.decision.is_allowed()) {
@@ -483,7 +487,7 @@ fn has_more_steps(policy: &Policy) -> bool {
 }
 
 /// Reports an allowed charge of the layer's only policy to the observer, if there is one. Returns whether the observer
-/// needs nothing else of the request. To make the outcome takes longer than the decision (`benches/stats.rs`).
+/// needs nothing else of the request. Making the outcome takes longer than the decision (`benches/stats.rs`).
 #[inline(always)]
 fn is_seen_at_once<L>(layer: &Compiled<L>, policy: &Policy, key: &Key, decision: &ChargeDecision) -> bool {
     let Some(observer) = &layer.settings.observer else { return true };

@@ -1,4 +1,4 @@
-//! The kind of the outcome of a layer's request. No other file of the middleware decides it.
+//! The kind of the outcome of a layer's request. No other file of the middleware decides the kind.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::middleware::ticket::{Charged, Ticket, is_strike};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 
-/// Something that decides the kind of a request's outcome. A later cause replaces an earlier one.
+/// A cause that decides the kind of a request's outcome. A later cause replaces an earlier one.
 #[derive(Clone, Copy)]
 pub(crate) enum OutcomeCause {
     /// An access list, or a setting for preflight requests, exempts the request from every rule.
@@ -22,13 +22,13 @@ pub(crate) enum OutcomeCause {
     KeyMissing(Mode),
     /// The request has more charges than a request may have, and one of their rules enforces.
     TooManyCharges,
-    /// The limiter has answered: it allows the request, as far as its enforced charges are concerned.
+    /// The limiter has answered: it allows the request, because no enforced charge refuses it.
     AllowedByLimiter,
     /// The limiter has answered: it denies an enforced charge.
     DeniedByLimiter,
     /// The limiter has failed, because the process is overloaded or for another reason.
     LimiterFailed { is_overload: bool },
-    /// The request would have to wait, and as many requests as may wait do so already.
+    /// The request would have to wait, but the maximum number of requests wait already.
     NoRoomToWait,
     /// The request has waited in line.
     WaitedInLine,
@@ -41,8 +41,8 @@ pub(crate) enum OutcomeCause {
 impl Ticket {
     /// Decides the kind of the request's outcome.
     ///
-    /// Inlined, so that a caller has the code of its own cause alone (`benches/instructions`, "layer of a concurrency
-    /// limit, no header fields").
+    /// This method is inlined, so that each caller has only the code of its own cause (`benches/instructions`, "layer
+    /// of a concurrency limit, no header fields").
     #[inline(always)]
     pub(crate) fn decide<L>(&mut self, layer: &Compiled<L>, cause: OutcomeCause) {
         self.kind = match cause {
@@ -78,7 +78,7 @@ impl Ticket {
     }
 
     /// Returns the kind of a request that passes although a rule does not allow it. A rule that degrades takes
-    /// precedence over one in shadow, because the service has to know of it.
+    /// precedence over a rule in shadow mode, because the service has to know that the request is degraded.
     #[inline(never)]
     fn kind_of_over<L>(&self, layer: &Compiled<L>) -> OutcomeKind {
         let is_over = |mode| {
@@ -96,7 +96,8 @@ impl Ticket {
         }
     }
 
-    /// A request is refused only if a rule could have refused it.
+    /// Returns the kind of a request after the limiter failed. The request is refused only if one
+    /// of its rules enforces.
     fn kind_of_failure<L>(&self, layer: &Compiled<L>, is_overload: bool) -> OutcomeKind {
         let may_refuse = self.charges.iter().any(|charged| charged.mode == Mode::Enforce);
         let denies = match layer.settings.on_error {
@@ -114,7 +115,7 @@ impl Ticket {
         }
     }
 
-    /// Returns whether an enforced charge of this sort was denied.
+    /// Returns whether a charge that `is_it` accepts was refused.
     fn is_refused_by(&self, is_it: impl Fn(&Charged) -> bool) -> bool {
         self.charges.iter().any(|charged| charged.is_refused() && is_it(charged))
     }

@@ -1,7 +1,7 @@
 //! Rules with a linked policy: a block after refusals, or a meter for units beyond the quota.
 //!
-//! The charge of a linked policy comes after those of its rule, and the limiter takes it only if one of them is
-//! refused.
+//! The charge of a linked policy comes after the charges of its rule, and the limiter takes it only if one of
+//! the rule's charges is refused.
 
 use smallvec::SmallVec;
 
@@ -12,7 +12,7 @@ use crate::middleware::rule::LinkedRole;
 use crate::middleware::ticket::{Charged, Charges, Ticket};
 use crate::mode::Mode;
 
-/// Adds the charge of a rule's linked policy after those of the rule, which begin at `first`.
+/// Adds the charge of a rule's linked policy after the rule's own charges, which begin at `first`.
 #[cold]
 pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, first: usize) {
     debug_assert!(first < charges.len(), "a rule charges its own policies before the linked one");
@@ -32,7 +32,7 @@ pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, f
     charges.push(Charged { effect: Effect::OnRefusal { of }, ..Charged::new(policy, key, cost, mode) });
 }
 
-/// Returns the charge that is linked to the one at `at`, and what it counts.
+/// Returns the charge that is linked to the charge at `at`, and the role of its policy.
 fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
     let charged = charges.get(at)?;
     // Searches only as many positions as the charge on refusal can count back, so that a long set is not searched as
@@ -48,8 +48,9 @@ fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
     (place - of <= at).then_some((charges.get(place)?, role))
 }
 
-/// Returns whether the charge at `at` refuses its request, and the decision that clients get for its policy. It
-/// is the block's decision if the block is closed for longer. Returns `None` for the charge of a linked policy.
+/// Returns whether the charge at `at` refuses its request, and the decision that clients get for its policy.
+/// That decision is the block's if the block is closed for longer. Returns `None` for the charge of a linked
+/// policy.
 pub(crate) fn status(charges: &[Charged], at: usize) -> Option<(bool, &ChargeDecision)> {
     let charged = charges.get(at).filter(|charged| !matches!(charged.effect, Effect::OnRefusal { .. }))?;
     let own = &charged.decision;

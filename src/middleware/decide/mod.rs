@@ -1,4 +1,5 @@
-//! Decides the outcome of a charged request, by the modes of its rules, linked policies, queues and the overflow.
+//! Decides the outcome of a charged request, which depends on the modes of its rules, linked policies, queues and
+//! the overflow.
 
 pub(crate) mod delay;
 pub(crate) mod kind;

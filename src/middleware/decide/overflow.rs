@@ -11,11 +11,11 @@ use tower_service::Service;
 use crate::error::BoxError;
 use crate::refusal::RefusalBody;
 
-/// Says where requests go that are over a quota. Sealed: it is implemented for a layer without an overflow, and for one
-/// with the service that [`RateLimitLayer::overflow`](crate::RateLimitLayer::overflow) takes.
+/// The destination of requests that are over a quota. The trait is sealed: it is implemented for a layer without an
+/// overflow, and for a layer with the service that [`RateLimitLayer::overflow`](crate::RateLimitLayer::overflow) takes.
 ///
-/// `S` is the service within the layer, `B` the body of its requests. `T` of an overflow is a service for the same
-/// requests, whose body has [`Bytes`] as data, and whose error converts into that of `S`.
+/// `S` is the service within the layer, and `B` is the body of its requests. The overflow's service takes the same
+/// requests. Its response body has [`Bytes`] as data, and its error converts into the error of `S`.
 pub trait Overflow<S: Service<Request<B>>, B>: Clone + Sealed {
     /// The error of the overflow's service.
     type Error: Into<S::Error>;
@@ -27,11 +27,11 @@ pub trait Overflow<S: Service<Request<B>>, B>: Clone + Sealed {
     /// The overflow's response.
     type Future: Future<Output = Result<Response<Self::Body>, Self::Error>>;
 
-    /// A service that is ready to be called, if there is one at this moment.
+    /// Returns a service that is ready to be called, if there is one at this moment.
     #[doc(hidden)]
     fn ready(&self, cx: &mut Context<'_>) -> Poll<Result<Self, Self::Error>>;
 
-    /// Calls it, once it is ready.
+    /// Calls the service, which must be ready.
     #[doc(hidden)]
     fn call(self, request: Request<B>) -> Self::Future;
 }

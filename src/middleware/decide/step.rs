@@ -9,8 +9,8 @@ use crate::middleware::ticket::Ticket;
 
 /// The next step of a request. `F` is the future of a limiter's answer.
 pub(crate) enum NextStep<F> {
-    /// The service is called. The request no longer needs its ticket. The response gets these headers, or none, and
-    /// the observer has seen all that it needs.
+    /// The service is called. The request no longer needs its ticket. The response gets these headers, or no
+    /// headers, and the observer has seen all that it needs.
     PassWithoutTicket(Option<DueHeaders>),
     /// The service is called, after the observer has seen the outcome in the ticket.
     Pass,

@@ -14,26 +14,27 @@ use crate::policy::Policy;
 pub(crate) struct Delays {
     pub(super) timer: Arc<dyn Timer>,
     pub(super) lines: DepartureLines,
-    /// The lines of messages that wait for units that come back with time.
+    /// The lines of messages that wait for units that become free with time.
     pub(super) asks: Arc<AskLines>,
     waiting: AtomicUsize,
     bounds: WaitBounds,
 }
 
-/// How many requests wait at a time.
+/// The maximum numbers of requests that wait at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitBounds {
-    /// The maximum in the layer, in queues and in line.
+    /// The maximum number in the layer, in queues and in lines together.
     pub(crate) in_all: usize,
-    /// The maximum in line for the units of one key.
+    /// The maximum number in line for the units of one key.
     pub(crate) in_line: usize,
 }
 
-/// The number of requests that wait in a layer by default.
+/// The default maximum number of requests that wait in a layer.
 const WAITING: usize = 1_000;
 
-/// The number of requests that wait in line for one key by default. Over HTTP/1 a server often does not notice that a
-/// client has gone, so a client can leave many requests in line. So at most a tenth of all requests wait for one key.
+/// The default maximum number of requests that wait in line for one key. Over HTTP/1 a server often does not notice
+/// that a client has gone, so a client can leave many requests in line. So the requests that wait for one key take
+/// at most a tenth of the layer's maximum.
 const IN_LINE: usize = 100;
 
 impl Default for WaitBounds {
@@ -42,7 +43,7 @@ impl Default for WaitBounds {
     }
 }
 
-/// Counts one request as waiting, until it is dropped.
+/// Counts one request as waiting, until this value is dropped.
 pub(crate) struct Counted(pub(super) Arc<Delays>);
 
 impl Drop for Counted {
@@ -78,12 +79,14 @@ impl Delays {
         !self.is_full() && self.asks.waiting(policy, key) < self.bounds.in_line
     }
 
-    /// Lets the first message that waits for a key ask, because the key was reset.
+    /// Allows the first message that waits for a key to ask the limiter now, because the key was
+    /// reset.
     pub(crate) fn let_first_ask(&self, policy: &Policy, key: &Key) {
         self.asks.let_first_ask(policy, key, &*self.timer);
     }
 
-    /// Lets the first message of each key ask, because a policy has another quota.
+    /// Allows the first message of each key to ask the limiter now, because a policy has another
+    /// quota.
     pub(crate) fn let_each_first_ask(&self, policy: &Policy) {
         self.asks.let_each_first_ask(policy, &*self.timer);
     }
@@ -97,7 +100,7 @@ impl Delays {
         self.timer.now()
     }
 
-    /// Returns the time, or 0 if the timer cannot sleep.
+    /// Returns the timer's time in microseconds, or 0 if the timer cannot sleep.
     pub(super) fn now_us(&self) -> u64 {
         time_of(&*self.timer).unwrap_or(0)
     }

@@ -1,22 +1,22 @@
-//! Lets requests wait in line for units of concurrency limits, and, if the caller says so, of any quota.
+//! Requests that wait in line for units of concurrency limits or, if the caller allows it, of any quota.
 //!
-//! A request that waits in line holds nothing. When it is its turn, the limiter is asked for all of its charges again.
-//! If another concurrency limit denies them then, the request moves to that line, and keeps the number by which it
-//! stands in line. If anything else denies them, it waits no more.
+//! A request that waits in line holds nothing. When the request's turn comes, the layer asks the limiter for all of
+//! the request's charges again. If another concurrency limit denies them, the request moves to the line of that limit,
+//! and keeps its number in line. If anything else denies them, the request waits no more.
 //!
-//! Some charges count refusals: the strikes of blocks, and quotas that count denied requests. They count each refused
-//! request once, although the limiter is asked several times. While a request may still wait, an enforced block is
-//! only looked at, and a set with a quota that counts denied requests is peeked at before it is taken. The last time,
-//! the limiter is asked for all charges.
+//! Some charges count refusals: the strikes of blocks, and charges to quotas that count denied requests. They count
+//! each refused request once, although the layer asks the limiter several times. While a request may still wait, the
+//! layer only looks at an enforced block, and peeks at a set with a quota that counts denied requests before it takes
+//! the set. The last time, the layer asks the limiter for all charges.
 //!
-//! A message may also wait for units that come back with time. It waits in a line of the layer for them, and asks again
-//! at the instant that the limiter named. It asks only when no earlier message waits for units of one of its charges.
-//! If that line is full, the message is refused.
+//! A message may also wait for units that become free with time. It waits for them in a line of the layer, and asks
+//! again at the instant that the limiter named. The message asks only when no earlier message waits for units of one of
+//! its charges. If the line of such a charge is full, the message is refused.
 //!
 //! A request asks again under the quotas that are in force then.
 //!
-//! A limiter that is polled, because its store counts the units of many processes, is asked many times. A call that
-//! fails does not end the wait, unless calls go on failing.
+//! If a limiter's store counts the units of many processes, the layer polls the limiter, so it makes many calls. A
+//! call that fails does not end the wait, unless the calls after it fail as well.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -52,20 +52,22 @@ impl Ticket {
         layer.has_lines() && (self.is_left_to_line || self.line_to_join(layer, Duration::ZERO).is_some())
     }
 
-    /// Returns whether a refusal must not count yet, because the request may wait in line after it.
+    /// Returns whether a refusal must not count yet, because the request may wait in line after the
+    /// refusal.
     pub(crate) fn has_to_be_tried<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
         layer.has_lines()
             && self.charges.iter().any(|charged| may_wait(layer, charged, Duration::ZERO))
             && self.refusal_counts(layer)
     }
 
-    /// Returns whether something would count the request's refusal.
+    /// Returns whether one of the charges would count the request's refusal.
     pub(crate) fn refusal_counts<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
         self.charges.iter().any(|charged| counts_refusals(layer, charged))
     }
 
-    /// Returns the charge in whose line the request waits. It is the first denied one, if all charges that refuse the
-    /// request are of concurrency limits with a wait. Charges of other quotas may wait for `rates_wait`.
+    /// Returns the index of the charge in whose line the request waits. It is the first charge that refuses the
+    /// request, if all charges that refuse it are of concurrency limits with a wait. Charges of other quotas may also
+    /// wait, for up to `rates_wait`.
     pub(crate) fn line_to_join<L: Limiter>(&self, layer: &Compiled<L>, rates_wait: Duration) -> Option<usize> {
         if self.kind != OutcomeKind::Limited {
             return None;
@@ -84,8 +86,8 @@ impl Ticket {
         refusing.all(|at| waits(at).is_some()).then_some(first)
     }
 
-    /// Returns the first charge in whose line messages wait for units that come back with time: messages that came
-    /// before the one with this number, or any if it has none yet.
+    /// Returns the index of the first charge in whose line earlier messages wait for units that become free with
+    /// time. Messages before `number` are earlier, or all messages if `number` is `None`.
     pub(crate) fn line_ahead<L: Limiter>(&self, layer: &Compiled<L>, number: Option<u64>) -> Option<usize> {
         let asks = &layer.delays.as_ref()?.asks;
         let has_earlier = |policy: &Policy, key: &Key| match number {
@@ -117,7 +119,7 @@ fn is_of_places<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
     charged.policy_in(layer).is_some_and(Policy::limits_in_flight)
 }
 
-/// Returns whether a refusal of the request may be counted by this charge.
+/// Returns whether this charge may count a refusal of the request.
 fn counts_refusals<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
     matches!(charged.effect, Effect::OnRefusal { .. }) || counts_denied(layer, charged)
 }
@@ -128,64 +130,65 @@ fn counts_denied<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
 
 /// A request that may wait in line, until it passes or is refused.
 ///
-/// If it is dropped before, the request leaves its line, and the observer sees the outcome
-/// [`Abandoned`](OutcomeKind::Abandoned).
+/// If this value is dropped before that, the request leaves its line, and the observer sees the
+/// outcome [`Abandoned`](OutcomeKind::Abandoned).
 pub(crate) struct InLine<B, L: Limiter> {
     layer: Arc<Compiled<L>>,
-    /// The request and the state of its charges, until it is decided.
+    /// The request and the state of its charges, until the request is decided.
     held: Option<(Request<B>, Ticket)>,
     state: InLineState<L>,
-    /// When the request came, on the layer's timer.
+    /// The instant of the layer's timer at which the request came.
     came: Duration,
-    /// How long it may wait for other quotas than concurrency limits.
+    /// How long the request may wait for quotas other than concurrency limits.
     rates_wait: Duration,
-    /// Its turn, and the charge in whose line that is.
+    /// The request's turn, and the index of the charge in whose line it waits.
     turn: Option<(LineTurn, usize)>,
-    /// The number by which the request stands in lines for units of concurrency limits.
+    /// The number that the request has in lines for units of concurrency limits.
     number: Option<u64>,
-    /// The number by which a message stands in the layer's own lines, from its first line on.
+    /// The number that a message has in the layer's own lines, from its first line on.
     asks_number: Option<u64>,
     counted: Option<Counted>,
-    /// The reported wait in a line.
+    /// The wait in a line that was reported to the observer.
     reported: Option<ReportedWait>,
-    /// The number of calls in a row that have failed.
+    /// The number of consecutive calls that have failed.
     failures: u32,
 }
 
 /// The state of a request in line.
 enum InLineState<L: Limiter> {
-    /// It waits for its turn.
+    /// The request waits for its turn.
     Waits,
     /// The limiter says whether it would take all charges.
     Peeks(LineAnswer<L>),
     /// The limiter takes all charges, or takes none and counts no refusal.
     Takes(LineAnswer<L>),
-    /// The limiter decides at last.
+    /// The limiter is asked for the last time, and decides.
     Decides(LineAnswer<L>),
-    /// It is decided.
+    /// The request is decided.
     Over,
 }
 
-/// A limiter's answer. It is boxed, because most requests do not wait, and their futures should not have room for it.
+/// A limiter's answer. The answer is boxed, because most requests do not wait, and their futures should not have room
+/// for an answer.
 type LineAnswer<L> = Pin<Box<ReplyFuture<Decision, <L as Limiter>::Error, <L as Limiter>::Future<Decision>>>>;
 
 /// How the limiter is asked.
 #[derive(Clone, Copy, PartialEq)]
 enum How {
     Peek,
-    /// Enforced blocks are looked at.
+    /// Enforced blocks are only looked at.
     Try,
     AtLast,
 }
 
 impl<B, L: Limiter> InLine<B, L> {
-    /// Begins with a request that [goes in line](Ticket::goes_in_line).
+    /// Begins the wait of a request that [goes in line](Ticket::goes_in_line).
     pub(crate) fn new(layer: &Arc<Compiled<L>>, request: Request<B>, ticket: Ticket) -> Box<Self> {
         Self::waiting(layer, request, ticket, Duration::ZERO)
     }
 
-    /// Begins with a request whose charges the line takes later, or that was refused. The request may wait for
-    /// `rates_wait` for other quotas than concurrency limits.
+    /// Begins the wait of a request whose charges the line takes later, or that was refused. For quotas other
+    /// than concurrency limits, the request may wait for up to `rates_wait`.
     pub(crate) fn waiting(
         layer: &Arc<Compiled<L>>,
         request: Request<B>,
@@ -262,13 +265,13 @@ impl<B, L: Limiter> InLine<B, L> {
         }
     }
 
-    /// Takes the request out when it is decided. Returns `None` if it was taken before.
+    /// Takes the request out after it was decided. Returns `None` if it was taken out before.
     pub(crate) fn take(&mut self) -> Option<(Request<B>, Ticket)> {
         self.held.take()
     }
 
-    /// Waits in the line of a charge behind the messages that wait there, or is refused if that line is full. The
-    /// limiter is not asked, because it could admit the message before them.
+    /// Puts the message into the line of a charge, behind the messages that wait there, or refuses it if that
+    /// line is full. The limiter is not asked, because it could admit the message before the messages in line.
     fn wait_behind(&mut self, at: usize) {
         if self.join(at) {
             self.state = InLineState::Waits;
@@ -294,7 +297,8 @@ impl<B, L: Limiter> InLine<B, L> {
         ticket.decide(layer, OutcomeCause::NoRoomToWait);
     }
 
-    /// Asks the limiter at the request's turn, unless an earlier message waits for units of another of its charges.
+    /// Asks the limiter at the request's turn, unless an earlier message waits for units of another charge of the
+    /// request.
     fn take_turn(&mut self) {
         let ahead = match (&self.held, self.asks_number) {
             (Some((_, ticket)), Some(number)) => ticket.line_ahead(&self.layer, Some(number)),
@@ -321,7 +325,8 @@ impl<B, L: Limiter> InLine<B, L> {
         }
     }
 
-    /// Charges the request by the present modes of its rules, if these are milder than those that made it wait.
+    /// Charges the request according to the present modes of its rules, if they are milder than the modes that
+    /// made it wait.
     fn follow_modes(&mut self) {
         let (layer, Some((_, ticket))) = (&self.layer, &mut self.held) else { return };
         for at in 0..ticket.charges.len() {
@@ -339,7 +344,7 @@ impl<B, L: Limiter> InLine<B, L> {
         }
     }
 
-    /// Asks the limiter for the request's charges. If it is refused, it may wait.
+    /// Asks the limiter for the request's charges. If the limiter refuses the request, it may wait.
     fn try_again(&mut self) {
         self.follow_modes();
         self.follow_quotas();
@@ -375,7 +380,8 @@ impl<B, L: Limiter> InLine<B, L> {
         Some(Box::pin(reply.into_future()))
     }
 
-    /// Records whether a call has failed. Returns whether the request goes on waiting because of that.
+    /// Records whether a call has failed. Returns whether the request goes on waiting after a failed
+    /// call.
     fn waits_on(&mut self, has_failed: bool) -> bool {
         self.failures = if has_failed { self.failures + 1 } else { 0 };
         has_failed && self.turn.as_ref().is_some_and(|(turn, _)| turn.outlasts(self.failures))
@@ -388,7 +394,7 @@ impl<B, L: Limiter> InLine<B, L> {
         }
     }
 
-    /// Decides what comes next, after an answer that counted no refusal.
+    /// Chooses the next state after an answer that counted no refusal.
     fn weigh(&mut self) {
         let Some((_, ticket)) = &self.held else { return };
         let line = ticket.line_to_join(&self.layer, self.rates_wait);
@@ -400,7 +406,8 @@ impl<B, L: Limiter> InLine<B, L> {
         };
     }
 
-    /// Goes to the line of a charge, unless the request waits there already. Returns whether it waits.
+    /// Puts the request into the line of a charge, unless it waits there already. Returns whether the
+    /// request waits.
     fn join(&mut self, at: usize) -> bool {
         let (layer, Some((_, ticket))) = (&self.layer, &self.held) else { return false };
         let (Some(delays), Some(charged)) = (&layer.delays, ticket.charges.get(at)) else { return false };

@@ -1,7 +1,7 @@
-//! Waiting for a departure.
+//! Requests that wait for their departures from leaky queues.
 //!
-//! A request waits before the service is called, and holds nothing while it waits: the service that was ready is
-//! dropped, and a clone of it is made ready when the time has come.
+//! A request waits before the service is called, and holds no service while it waits: the layer drops the
+//! service that was ready, and makes a clone of it ready when the request departs.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -54,8 +54,8 @@ impl Ticket {
         counted
     }
 
-    /// Refunds the slots of a request that would have to wait but does not. The lines refund them in the order that the
-    /// queues need.
+    /// Refunds the slots of a request that would have to wait but does not. The lines refund these slots in the order
+    /// that the queues need.
     fn decline_slots<L: Limiter>(&mut self, layer: &Compiled<L>, delays: &Delays) {
         let now_us = delays.now_us();
         for at in 0..self.charges.len() {
@@ -69,7 +69,8 @@ impl Ticket {
         }
     }
 
-    /// Refuses a request that has to wait. `refund_and_report` reports its charges as not taken.
+    /// Refuses a request that has to wait. `refund_and_report` reports the request's charges as not
+    /// taken.
     pub(crate) fn refuse_to_wait<L>(&mut self, layer: &Compiled<L>, refund_and_report: impl FnOnce(&mut Self)) {
         let waiting = self.charges.iter().enumerate().filter(|(_, charged)| makes_wait(charged));
         let delays: SmallVec<[(usize, Duration); 1]> =
@@ -104,31 +105,32 @@ fn departure(now_us: u64, decision: &ChargeDecision) -> u64 {
     now_us.saturating_add(micros_ceil(decision.delay()))
 }
 
-/// Refunds slots of a queue, in this order.
+/// Refunds the slots of a queue, in the given order.
 fn refund_slots<L: Limiter>(layer: &Compiled<L>, charged: &Charged, slots: Vec<Receipt>) {
     let Some(policy) = charged.policy_of_refunds(layer) else { return };
     layer.refund(slots.into_iter().map(|slot| Refund::new(policy.clone(), charged.key.clone(), slot)).collect());
 }
 
-/// A request that waits for its departures: several if several of its policies are queues.
+/// A request that waits for its departures. It has several departures if several of its policies
+/// are queues.
 ///
-/// If it is dropped before it departs, it leaves its lines, what it took is refunded, and the observer sees the outcome
+/// If it is dropped before it departs, it leaves its lines, its charges are refunded, and the observer sees the outcome
 /// [`Abandoned`](crate::outcome::OutcomeKind::Abandoned).
 pub(crate) struct Delayed<S, B, L: Limiter> {
     pub(crate) service: S,
     pub(crate) layer: Arc<Compiled<L>>,
-    /// The request and what it holds, until it departs.
+    /// The request and its ticket, until the request departs.
     held: Option<(Request<B>, Ticket)>,
     turns: DepartureTurns,
     counted: Option<Counted>,
-    /// The wait that was reported.
+    /// The wait that was reported to the observer.
     reported: Option<ReportedWait>,
 }
 
-/// A wait that was reported.
+/// A wait that was reported to the observer.
 pub(super) struct ReportedWait {
     policy: Policy,
-    /// When it began, on the layer's timer.
+    /// The instant of the layer's timer at which the wait began.
     began: Duration,
 }
 
@@ -139,7 +141,7 @@ pub(super) fn report_began<L>(layer: &Compiled<L>, policy: Option<&Policy>) -> O
     Some(ReportedWait { policy: policy.clone(), began: layer.delays.as_ref()?.now() })
 }
 
-/// Reports that a request does not wait for a policy any more, if it did.
+/// Reports that a request does not wait for a policy any more, if its wait was reported.
 pub(super) fn report_ended<L>(layer: &Compiled<L>, wait: Option<ReportedWait>) {
     if let (Some(observer), Some(delays), Some(wait)) = (&layer.settings.observer, &layer.delays, wait) {
         let waited = delays.now().saturating_sub(wait.began);
@@ -148,7 +150,7 @@ pub(super) fn report_ended<L>(layer: &Compiled<L>, wait: Option<ReportedWait>) {
 }
 
 impl<S, B, L: Limiter> Delayed<S, B, L> {
-    /// Puts a request into the lines that it has to wait in.
+    /// Puts a request into the lines in which it has to wait.
     #[inline(never)]
     pub(crate) fn new(
         service: S,
@@ -188,7 +190,8 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
         Poll::Ready(())
     }
 
-    /// Takes the request out after its departure, with what it holds. Returns `None` if it was taken before.
+    /// Takes the request out after its departure, with its ticket. Returns `None` if it was taken out
+    /// before.
     pub(crate) fn depart(&mut self) -> Option<(Request<B>, Ticket)> {
         self.held.take()
     }
