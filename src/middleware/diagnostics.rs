@@ -1,5 +1,5 @@
-//! Warnings about likely misconfigurations. Watches the first requests of a layer for misconfigurations. After
-//! that, the watch costs each request two atomic loads.
+//! Warnings about likely misconfigurations. The first requests of a layer are watched for them. After that,
+//! the watch costs each request two atomic loads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -25,18 +25,19 @@ const APPLIES_TO_NONE: u32 = 1_000;
 /// A rule is reported if it applies to this many requests and none of them has a key.
 const KEYLESS: u32 = 32;
 
-/// A rule that trusts networks is reported if this many forwarded requests came from outside of them, and none before
-/// from a trusted proxy.
+/// A rule that trusts networks is reported if this many forwarded requests came from outside of these networks, and
+/// no request before them came from a trusted proxy.
 const UNTRUSTED: u32 = 32;
 
-/// Replaces [`KEYLESS`] for clients that a proxy does not report, if their requests have no forwarding header, because
-/// a proxy's health checks have none.
+/// Replaces [`KEYLESS`] for clients that a proxy does not report, if their requests have no forwarding header: a
+/// proxy's health checks have no such header either.
 const UNREPORTED: u32 = 256;
 
 /// Replaces [`KEYLESS`] for a rule that exempts requests without a key, because such requests may be usual.
 const KEYLESS_EXEMPT: u32 = 1_000;
 
-/// A rule is reported if none of this many requests that it refuses can ever pass, and none before passed.
+/// A rule is reported if it refuses this many requests that can never pass, and no request that could pass
+/// came before.
 const NEVER_PASSES: u32 = 32;
 
 /// The number of first requests for which a rule is watched.
@@ -46,26 +47,26 @@ const RULE_LOOKED_AT: u32 = 10_000;
 const FORWARDING: [HeaderName; 3] =
     [HeaderName::from_static("x-forwarded-for"), FORWARDED, HeaderName::from_static("x-real-ip")];
 
-/// The warnings of a layer, and what is still watched.
+/// The warnings of a layer, and the watches that have not ended.
 pub(super) struct Diagnostics {
     observer: Option<Arc<dyn Observer>>,
-    /// At most one of each kind.
+    /// At most one warning of each kind.
     noticed: Mutex<Vec<SetupWarning>>,
     /// The number of requests that are still watched.
     to_look_at: AtomicU32,
-    /// One for each rule.
+    /// The watch over each rule.
     rules: Box<[KeyWatch]>,
-    /// One for each list.
+    /// The watch over each access list.
     lists: Box<[KeyWatch]>,
     /// The number of rules and lists that are still watched.
     new: AtomicU32,
-    /// For each rule, whether a request can pass.
+    /// The watch over each rule that ends when a request could pass.
     passing: Box<[KeyWatch]>,
     /// Whether a handler has ended the admission of a request.
     ends_admissions: AtomicBool,
 }
 
-/// The watch over one rule or list, until a request has its key.
+/// The watch over one rule or access list, until a request has the key that it needs.
 #[derive(Default)]
 struct KeyWatch {
     /// Whether the watch has ended.
@@ -110,7 +111,7 @@ impl Diagnostics {
         self.new.load(Ordering::Relaxed) > 0
     }
 
-    /// Ends the watch over a rule or list. Returns `false` if another thread has ended it.
+    /// Ends the watch over a rule or list. Returns `false` if another thread has ended the watch.
     fn is_known_now(&self, of: &KeyWatch) -> bool {
         let first = !of.known.swap(true, Ordering::Relaxed);
         self.new.fetch_sub(u32::from(first), Ordering::Relaxed);
@@ -127,7 +128,7 @@ impl Diagnostics {
         lock(&self.noticed).first().cloned()
     }
 
-    /// Records a warning. Returns it if it is the first of its kind.
+    /// Records a warning. Returns the warning if it is the first of its kind.
     fn note(&self, kind: SetupWarningKind, text: impl FnOnce() -> String) -> Option<SetupWarning> {
         let mut noticed = lock(&self.noticed);
         if noticed.iter().any(|setup_warning| setup_warning.kind() == kind) {
@@ -139,7 +140,7 @@ impl Diagnostics {
     }
 }
 
-/// Counts down to 0. Returns whether it was above 0.
+/// Counts down to 0. Returns whether the count was above 0.
 fn count_down(left: &AtomicU32) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
 }
@@ -148,13 +149,14 @@ fn forwarding_header(head: &Head<'_>) -> Option<HeaderName> {
     FORWARDING.into_iter().find(|name| head.headers.contains_key(name))
 }
 
-/// Returns whether a key is that of the peer's address.
+/// Returns whether a key is the key of the peer's address.
 fn is_of_peer(key: Option<&Key>, head: &Head<'_>) -> bool {
     let peer = peer_address(head);
     peer.is_some_and(|peer| [peer, Prefixes::default().group(peer)].into_iter().any(|own| key == Key::of(own).as_ref()))
 }
 
-/// Returns whether a forwarding header names the peer: the client is on the machine of the proxy.
+/// Returns whether a forwarding header names the peer, which means that the client runs on the
+/// proxy's machine.
 fn names_peer(head: &Head<'_>) -> bool {
     let Some(peer) = peer_address(head).map(|peer| peer.to_string()) else { return false };
     let names = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.contains(&peer));
@@ -367,7 +369,7 @@ impl Diagnostics {
         }
     }
 
-    /// Notes that a rule applied to a request whose cost fits into its quota.
+    /// Records that a rule applied to a request whose cost fits into the rule's quota.
     pub(super) fn can_pass(&self, rule: usize) {
         if let Some(passing) = self.passing.get(rule) {
             passing.known.store(true, Ordering::Relaxed);
@@ -375,7 +377,7 @@ impl Diagnostics {
     }
 
     /// Watches a request that was refused because it costs more than a policy's quota can ever allow, while no request
-    /// of its rule has passed. A single client may send such a request, but a rule that lets nothing pass is a
+    /// of its rule could pass. A single client may send such a request, but a rule that allows no request at all is a
     /// mistake.
     pub(super) fn cannot_pass(&self, rule: usize, policy: &Policy, cost: u64) {
         let Some(passing) = self.passing.get(rule).filter(|passing| !passing.known.load(Ordering::Relaxed)) else {
@@ -397,14 +399,14 @@ impl Diagnostics {
         });
     }
 
-    /// Notes that a handler ended an admission.
+    /// Records that a handler ended an admission.
     pub(super) fn admission_has_ended(&self) {
         self.ends_admissions.store(true, Ordering::Relaxed);
     }
 
     /// Warns about an admission that a handler dropped, though the charge of this policy is settled after the response.
     /// A handler that is dropped because its client disconnected also drops its admission. So only a layer whose
-    /// handlers have ended none is reported.
+    /// handlers have ended no admission is reported.
     #[cold]
     pub(super) fn look_for_dropped_admission(&self, policy: &Policy) {
         if self.ends_admissions.load(Ordering::Relaxed) {
@@ -421,7 +423,7 @@ impl Diagnostics {
         });
     }
 
-    /// Warns about a connection that goes on after its response, while its request holds nothing any more.
+    /// Warns about a connection that goes on after its response, while its request no longer holds units.
     #[cold]
     pub(super) fn look_for_released_upgrade(&self) {
         self.notice(SetupWarningKind::NotHeld, || {
@@ -432,7 +434,7 @@ impl Diagnostics {
         });
     }
 
-    /// Warns about a cost that a handler stated to a layer without a rule that it could settle.
+    /// Warns about a cost that a handler stated to a layer that has no rule to settle by it.
     #[cold]
     pub(super) fn look_for_lost_cost(&self) {
         self.notice(SetupWarningKind::NotSettled, || {

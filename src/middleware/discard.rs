@@ -4,9 +4,9 @@
 //! A client or a proxy that is still sending then often sees a broken connection instead of the
 //! response.
 //!
-//! The body is read before the answer and not after it. Only the task of the request polls a body, and
-//! servers drop a response's body, with all that it holds, once they have written as much as
-//! `Content-Length` says.
+//! The body is read before the answer, not after it. Only the request's task polls the body, and
+//! servers drop a response's body, with everything in it, after they have written the bytes that
+//! `Content-Length` announces.
 
 use std::fmt;
 use std::pin::Pin;
@@ -26,7 +26,7 @@ use crate::base::sync::contained;
 use crate::clock::{Sleep, Timer};
 use crate::refusal::Protocol;
 
-/// How much of a refused request's body is read.
+/// The maximum that is read of a refused request's body.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DiscardBounds {
     pub(crate) max_bytes: u64,
@@ -34,16 +34,17 @@ pub(crate) struct DiscardBounds {
 }
 
 impl DiscardBounds {
-    /// Returns whether nothing is to be read.
+    /// Returns whether the layer reads no bodies.
     pub(crate) fn is_off(self) -> bool {
         self.max_bytes == 0 || self.max_time.is_zero()
     }
 }
 
-/// The bytes that are read by default: as many as an axum handler takes by default.
+/// The default maximum number of bytes, which is the number that an axum handler accepts by
+/// default.
 const BYTES: u64 = 2 << 20;
 
-/// The time for which they are read by default: as long as they take at 8 Mbit/s.
+/// The default maximum time, which is the time of [`BYTES`] at 8 Mbit/s.
 const TIME: Duration = Duration::from_secs(2);
 
 impl Default for DiscardBounds {
@@ -55,19 +56,21 @@ impl Default for DiscardBounds {
 /// A frame counts as at least this many bytes, so that a client cannot make the server read a million frames.
 const FRAME_MIN: u64 = 64;
 
-/// The maximum number of frames that are read at once. Other tasks run before the next ones are read.
+/// The maximum number of frames that are read at once. Other tasks run before the next frames are
+/// read.
 const FRAMES_AT_ONCE: u32 = 32;
 
-/// Reads what is left of refused requests.
+/// Reads the rest of refused requests.
 pub(crate) struct Discard {
     bounds: DiscardBounds,
     timer: Arc<dyn Timer>,
-    /// Whether the timer has panicked. Nothing is read without it, because no time would end the reading.
+    /// Whether the timer has panicked. Without a timer nothing is read, because no time would end the
+    /// reading.
     has_no_timer: AtomicBool,
 }
 
 impl Discard {
-    /// Returns `None` if nothing is to be read.
+    /// Returns `None` if the bounds say that nothing is read.
     pub(crate) fn new(bounds: DiscardBounds, timer: Arc<dyn Timer>) -> Option<Arc<Self>> {
         (!bounds.is_off()).then(|| Arc::new(Self { bounds, timer, has_no_timer: AtomicBool::new(false) }))
     }
@@ -96,7 +99,7 @@ impl fmt::Debug for Discard {
 }
 
 pin_project! {
-    /// A response, and its request's body, which is read first.
+    /// A response, and the body of its request, which is read before the response is returned.
     pub(crate) struct Discarding<B, R> {
         // `None` after the reading has ended, because the body is dropped before the response is returned.
         #[pin]
@@ -147,7 +150,8 @@ impl<B: Body, R> Discarding<B, R> {
     }
 }
 
-/// Reads the frames that are there. Returns whether the body has ended, or was read as far as it may be.
+/// Reads the frames that have arrived. Returns whether the body has ended, or the maximum number of
+/// bytes was read.
 fn read_frames<B: Body>(body: Pin<&mut Option<B>>, left: &mut u64, cx: &mut Context<'_>) -> bool {
     let Some(mut body) = body.as_pin_mut() else { return true };
     for _ in 0..FRAMES_AT_ONCE {

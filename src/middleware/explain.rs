@@ -8,23 +8,24 @@ use crate::limiter::Limiter;
 
 /// # Explanations
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Explains what this layer would do with a request now, and takes nothing. The answer says which rules apply, why
-    /// others do not, the keys, the cost, what is left, and whether the request would pass.
+    /// Explains what this layer would do with a request now, and takes nothing. The explanation says which rules
+    /// apply, why other rules do not, the keys, the cost, the remaining units, and whether the request would pass.
     ///
-    /// The request is handled like any other, but the limiter is asked by [`peek`](Limiter::peek) what it would
-    /// answer. So nothing is charged, no strike is counted, no request waits, and neither the
-    /// [observer](Self::observer) nor the [setup warnings](crate::observe::SetupWarning) see the request. A limiter
-    /// that fails may report that to an observer of its own.
+    /// The request is handled like any other request, but the layer only asks the limiter, with
+    /// [`peek`](Limiter::peek), what it would decide. So nothing is charged, no strike is counted, no request
+    /// waits, and neither the [observer](Self::observer) nor the [setup warnings](crate::observe::SetupWarning) see
+    /// the request. A limiter that fails may report the failure to its own observer.
     ///
     /// The explanation follows the quotas, and not the limiter's own state: a limiter in memory that is
     /// [full](crate::limiter::memory) may still refuse a new key, and units that a process has leased from Redis count
     /// as used.
     ///
-    /// The program's own closures run as for any other request. The request needs what they read: the extensions that
-    /// other middleware puts into requests, and the client's address, as a [`key::PeerAddr`](crate::key::PeerAddr).
+    /// The program's own closures run as for any other request. The request needs everything that they read: the
+    /// extensions that other middleware puts into requests, and the client's address, as a
+    /// [`key::PeerAddr`](crate::key::PeerAddr).
     ///
-    /// It takes as long as deciding about a request, and some text for each rule. Mount it for operators only, because
-    /// it reveals the limits and the request's keys.
+    /// An explanation takes as long as deciding about a request, plus the time to write some text for each rule. Give
+    /// only operators access to explanations, because they reveal the limits and the request's keys.
     ///
     /// ```
     /// use std::net::{IpAddr, Ipv4Addr};

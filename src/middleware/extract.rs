@@ -15,9 +15,9 @@ use crate::setup_warning::{SetupWarning, SetupWarningKind};
 /// Implements axum's traits for a value that a layer puts into the extensions of requests.
 macro_rules! extracted {
     ($type:ident, $layer:literal) => {
-        /// Takes the value that the layer put into the request. Without it the handler is not called: the client gets
-        /// an empty 500, and the [setup warning](SetupWarningKind::NotExposed) says what is missing. A handler that
-        /// also serves requests without it takes an `Option`.
+        /// Returns the value that the layer put into the request. Without this value, the handler is not called: the
+        /// client gets an empty 500, and the [setup warning](SetupWarningKind::NotExposed) says what is missing. A
+        /// handler that also serves requests without the value takes an `Option`.
         impl<S: Sync> FromRequestParts<S> for $type {
             type Rejection = StatusCode;
 
@@ -41,7 +41,7 @@ macro_rules! extracted {
             }
         }
 
-        /// Takes the value if the layer put one into the request.
+        /// Returns the value if the layer put one into the request.
         impl<S: Sync> OptionalFromRequestParts<S> for $type {
             type Rejection = Infallible;
 
@@ -56,7 +56,8 @@ extracted!(Outcome, "a layer with `expose_outcome(true)`");
 extracted!(Usage, "a layer with a rule that is settled by usage");
 extracted!(InFlight, "a layer with a concurrency limit");
 
-/// Reports the warning on stderr or by `tracing`, because there is no layer whose observer could get it.
+/// Reports the warning on stderr or with `tracing`, because there is no layer whose observer could get
+/// it.
 fn warn(text: &str) {
     SetupWarning::new(SetupWarningKind::NotExposed, text.to_owned()).report();
 }

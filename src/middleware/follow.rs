@@ -1,4 +1,4 @@
-//! Following quota switches and rules files: when a quota or a rule changes, the layer's configuration is compiled
+//! Follows quota switches and rules files: when a quota or a rule changes, the layer's configuration is compiled
 //! again and replaced as a whole.
 
 use std::sync::{Arc, Weak};
@@ -12,7 +12,8 @@ use crate::limiter::{Limiter, UnsupportedQuota, supports_in_layer};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-/// Returns what holds the layer's latest configuration. Returns `None` if nothing can change it.
+/// Returns the holder of the layer's latest configuration. Returns `None` if nothing can change the
+/// configuration.
 pub(super) fn follow<L: Limiter>(compiled: &Arc<Compiled<L>>) -> Option<Arc<Latest<Compiled<L>>>> {
     if !compiled.settings.can_change() {
         return None;

@@ -1,4 +1,4 @@
-//! The future of a response: what `call` decided, polled to its end.
+//! The future of a response, which carries out what `call` decided.
 
 use std::fmt;
 use std::future::Future;
@@ -34,9 +34,9 @@ use crate::outcome::Outcome;
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
     ///
-    /// If it is dropped after the service was called, the request keeps what it took, because the service may have done
-    /// all the work. A request that still waited for its departure is refunded. Rules that settle may say otherwise,
-    /// see [`Rule::on_aborted`](crate::Rule::on_aborted).
+    /// If it is dropped after the service was called, the request stays charged, because the service may have done all
+    /// the work. A request that still waited for its departure is refunded. Rules that settle charges may say
+    /// otherwise; see [`Rule::on_aborted`](crate::Rule::on_aborted).
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, L, B, O = NoOverflow>
     where
@@ -101,7 +101,7 @@ pin_project! {
     }
 }
 
-/// A request that may wait in line, and the services that may get it.
+/// A request that may wait in line, and the services that may get the request.
 pub(super) struct Line<S, L: Limiter, B, O> {
     in_line: Box<InLine<B, L>>,
     layer: Arc<Compiled<L>>,
@@ -112,7 +112,7 @@ pub(super) struct Line<S, L: Limiter, B, O> {
 /// The steps after the service's response. The future of a usual request has no copy of its charges.
 pub(super) enum OnResponse<L: Limiter> {
     Nothing,
-    /// Headers are added as the layer is configured.
+    /// These headers are added, as the layer is configured.
     AddHeaders(DueHeaders, Arc<Compiled<L>>),
     /// The response carries the outcome, or settles charges.
     Finish(Box<OpenTicket<L>>),
@@ -126,8 +126,8 @@ where
     C: ResponseBody,
     O: Overflow<S, B>,
 {
-    /// Takes the next step of a request that the limiter has answered. `inner` is ready. A request that `call` decides
-    /// takes its step there, because each move of the request stalls on store forwarding.
+    /// Takes the next step of a request that the limiter has answered. `inner` is ready. If `call` itself decides a
+    /// request, it also takes the step, because each move of the request stalls on store forwarding.
     #[inline(never)]
     fn take_step(
         step: NextStep<L::Future<Decision>>,
@@ -154,7 +154,8 @@ where
         }
     }
 
-    /// Returns the state of a request that the limiter answers later. `inner` is ready and is taken for it.
+    /// Returns the state of a request that the limiter answers later. `inner` is ready, and the state takes
+    /// it.
     #[inline(never)]
     pub(super) fn deciding(
         answer: L::Future<Decision>,
@@ -171,7 +172,7 @@ where
         Self::Deciding { deciding }
     }
 
-    /// Returns the state of a request that may wait in line. `inner` is ready, and is released as by
+    /// Returns the state of a request that may wait in line. `inner` is ready, and is released as in
     /// [`delayed`](Self::delayed).
     #[inline(never)]
     pub(super) fn in_line(
@@ -187,8 +188,8 @@ where
         Self::InLine { line: Box::new(line) }
     }
 
-    /// Returns the state of a request that waits for its departure. `inner` is ready. A clone replaces it, so that it
-    /// releases what a ready service holds, such as a permit.
+    /// Returns the state of a request that waits for its departure. `inner` is ready. A clone replaces it, which
+    /// releases everything that a ready service holds, such as a permit.
     #[inline(never)]
     pub(super) fn delayed(
         inner: &mut S,
@@ -201,8 +202,8 @@ where
         Self::Delayed { delayed: Delayed::new(inner.clone(), layer, request, ticket, place) }
     }
 
-    /// Sends a request that does not pass to the overflow if that is ready now, and otherwise refuses it. `inner` is
-    /// released as by [`delayed`](Self::delayed).
+    /// Sends a request that does not pass to the overflow if the overflow is ready now, and otherwise refuses the
+    /// request. `inner` is released as in [`delayed`](Self::delayed).
     #[inline(never)]
     pub(super) fn turned_away(
         inner: &mut S,
@@ -243,8 +244,8 @@ impl<L: Limiter> OnResponse<L> {
         headers.map_or(Self::Nothing, |headers| Self::AddHeaders(headers, Arc::clone(layer)))
     }
 
-    /// Reports a request that passes, and lets it carry what the service, its handlers and inner layers need. The
-    /// ticket is kept if it is needed when the response has come.
+    /// Reports a request that passes, and puts the values into its extensions that the service, its handlers and
+    /// inner layers need. The ticket is kept if the response needs it.
     #[inline(never)]
     pub(super) fn prepare<B: Body + 'static>(
         layer: &Arc<Compiled<L>>,
@@ -286,7 +287,7 @@ impl<L: Limiter> OnResponse<L> {
         }
     }
 
-    /// Adds headers to the response, if it is there.
+    /// Adds headers to the response, if the response has come.
     #[inline]
     fn add_headers<C, E>(&mut self, answered: &mut Poll<Result<Response<C>, E>>) {
         match (answered, &mut *self) {
@@ -299,7 +300,8 @@ impl<L: Limiter> OnResponse<L> {
         }
     }
 
-    /// Finishes any response, if it is there: it may carry the outcome, or charges may depend on it.
+    /// Finishes any response, if it has come: the response may carry the outcome, or charges may
+    /// depend on it.
     fn finish<C: ResponseBody, E>(
         &mut self,
         mut answered: Poll<Result<Response<C>, E>>,
@@ -315,8 +317,8 @@ impl<L: Limiter> OnResponse<L> {
     }
 }
 
-/// Finishes a response: settles what its head settles and adds headers. Charges that depend on its body too are settled
-/// when the body ends.
+/// Finishes a response: settles the charges that depend on its head only, and adds headers. Charges that also depend on
+/// its body are settled when the body ends.
 pub(super) fn finish<C: ResponseBody>(mut ticket: Box<dyn AnyTicket>, response: Response<C>) -> Response<C> {
     let (mut head, mut body) = response.into_parts();
     ticket.finish_head(&mut head);
@@ -373,7 +375,8 @@ where
     C: ResponseBody,
     O: Overflow<S, B>,
 {
-    /// Polls a future in any state. Not inlined, so that the usual request runs through little code.
+    /// Polls a future in any state. This method is not inlined, so that the usual request runs
+    /// through little code.
     #[inline(never)]
     fn poll_any(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Response<C>, S::Error>> {
         let mut this = self.project();

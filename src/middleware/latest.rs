@@ -9,7 +9,8 @@ pub(super) trait Versioned {
     fn version(&self) -> u64;
 }
 
-/// Holds the latest version of a value. A reader keeps a copy, and one atomic load says whether it is the latest.
+/// Holds the latest version of a value. A reader keeps a copy, and finds out with one atomic load whether the
+/// copy is the latest version.
 pub(super) struct Latest<T> {
     value: Mutex<Arc<T>>,
     version: AtomicU64,
@@ -35,7 +36,8 @@ impl<T: Versioned> Latest<T> {
         }
     }
 
-    /// Replaces `before` by a newer version. Returns `false` if another thread replaced it first.
+    /// Replaces `before` with a newer version. Returns `false` if another thread replaced `before`
+    /// first.
     pub(super) fn replace(&self, before: &Arc<T>, next: &Arc<T>) -> bool {
         let mut latest = lock(&self.value);
         if !Arc::ptr_eq(&latest, before) {

@@ -1,4 +1,4 @@
-//! The layer, and what can be set on it.
+//! The layer and its settings.
 
 use std::fmt;
 use std::future::Future;
@@ -42,7 +42,8 @@ use crate::setup_warning::SetupWarning;
 /// Each rule has an extractor: a closure over the request's head that returns whose allowance is charged.
 /// All rules of a layer make one decision: all their charges are taken, or none is.
 ///
-/// Clones of a layer, and all services it makes, share one allowance for each key, since they share one limiter.
+/// Clones of a layer, and all services that it makes, share one allowance for each key, because they share one
+/// limiter.
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -79,23 +80,23 @@ pub struct RateLimitLayer<L = MemoryLimiter, O = NoOverflow> {
     limiter: Arc<L>,
     settings: Arc<Settings>,
     overflow: O,
-    /// Compiled when it is first needed, and shared with clones.
+    /// The configuration is compiled when it is first needed, and shared with clones.
     compiled: Arc<OnceLock<Configuration<L>>>,
 }
 
 /// A compiled configuration.
 struct Configuration<L> {
     compiled: Arc<Compiled<L>>,
-    /// Holds the configuration that is in force now, if it can change.
+    /// Holds the configuration that is in force now, if the configuration can change.
     latest: Option<Arc<Latest<Compiled<L>>>>,
 }
 
 impl<L: Limiter> RateLimitLayer<L> {
     /// Makes a layer with one rule. `rule` is a [`Quota`](crate::Quota) or a [`Rule`](crate::Rule). `extract` returns
-    /// the key of a request: it is a function of [`key`](crate::key), or a closure.
+    /// the key of a request: `extract` is a function of [`key`](crate::key), or a closure.
     ///
     /// If the closure's result borrows from the request, the compiler says `lifetime may not live long enough`. Wrap
-    /// the result, or copy it:
+    /// the result in a [`Key`](crate::Key), or copy it:
     ///
     /// ```
     /// # use tower_ratelimit::{Key, MemoryLimiter, Quota, RateLimitLayer};
@@ -106,8 +107,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     ///     RateLimitLayer::new(limiter, quota, |request| request.headers.get("x-user").cloned());
     /// ```
     ///
-    /// A closure that is in a variable first needs the type of its argument, `|request: &Head<'_>|`. Without it the
-    /// compiler says `type annotations needed` (E0282).
+    /// If a closure is first stored in a variable, it needs the type of its argument, `|request: &Head<'_>|`.
+    /// Without the type, the compiler says `type annotations needed` (E0282).
     pub fn new<E, K>(limiter: L, rule: impl IntoRule, extract: E) -> Self
     where
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
@@ -135,13 +136,15 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Adds a rule. A request passes if every rule that applies to it allows it. If one rule refuses it, no rule is
     /// charged.
     ///
-    /// Rules with one extractor that captures no values, such as [`key::peer_ip`](crate::key::peer_ip) or the same
-    /// function, share the key: it is taken from a request once.
+    /// Rules that have the same extractor share the key, which is then extracted once from a request. This holds
+    /// for extractors that capture no values, such as [`key::peer_ip`](crate::key::peer_ip) or one function of
+    /// your own.
     ///
-    /// The names of a layer's policies are unique. A policy whose name is taken in this layer already is numbered:
-    /// with `api` twice, the second is `api-2` in headers, metrics and stored keys. So the same quota by address
-    /// and by user is two allowances, and never one by accident. If you chose the name, [`check`](Self::check)
-    /// [warns](crate::observe::SetupWarningKind::NameTaken): in another order the rules would swap their names.
+    /// The names of a layer's policies are unique. If a policy's name is already used in this layer, the policy
+    /// gets a number: of two policies named `api`, the second is `api-2` in headers, metrics and stored keys. So
+    /// the same quota by address and by user gives two allowances, and never one by accident. If you chose the
+    /// name, [`check`](Self::check) [warns](crate::observe::SetupWarningKind::NameTaken): in another order the
+    /// rules would swap their names.
     pub fn and<E, K>(self, rule: impl IntoRule, extract: E) -> Self
     where
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
@@ -151,8 +154,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.add_rule(rule))
     }
 
-    /// Sets a [`Mode`](crate::mode::Mode) for all rules of the layer, or a [`ModeSwitch`] for it. If a rule has
-    /// a mode of its own, the milder of the two holds. In shadow mode no rule of the layer refuses or degrades.
+    /// Sets a [`Mode`](crate::mode::Mode) for all rules of the layer, or a [`ModeSwitch`] that changes the mode
+    /// at run time. If a rule has its own mode, the milder of the two modes applies. In shadow mode, no rule of
+    /// the layer refuses or degrades a request.
     ///
     /// If no enforced rule applies to a request, the request passes even if the limiter fails.
     pub fn mode(self, mode: impl Into<ModeSwitch>) -> Self {
@@ -160,12 +164,12 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.mode = Some(mode))
     }
 
-    /// Looks up every request in a list before anything is charged, by the key that `extract` returns. Allowed clients
-    /// are exempt from this layer. Denied clients are refused with 403 (`PERMISSION_DENIED` over gRPC). The limiter is
-    /// not asked in either case. If the layer has several lists, the first one with an entry for the key decides. A
-    /// request without this key is in no list.
+    /// Looks up every request in a list before anything is charged. `extract` returns the key for the look-up. Allowed
+    /// clients are exempt from this layer. Denied clients are refused with 403 (`PERMISSION_DENIED` over gRPC). The
+    /// layer does not ask the limiter in either case. If the layer has several lists, the first list with an entry for
+    /// its key decides. A request without the key of a list is not in that list.
     ///
-    /// If the list has networks, take an extractor that returns the whole address, such as
+    /// If the list has networks, use an extractor that returns the whole address, such as
     /// [`key::peer_network`](crate::key::peer_network) or [`key::client_network`](crate::key::client_network) with
     /// [`Prefixes::exact()`](crate::key::Prefixes::exact). [`key::peer_ip`](crate::key::peer_ip) returns the first
     /// address of an IPv6 client's /64, so narrower networks of the list would not match the client.
@@ -193,33 +197,33 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`.
-    /// Off by default, because anyone can send such requests. A CORS layer *outside* of this one is better: it answers
-    /// them before this layer sees them.
+    /// By default they are not, because anyone can send such requests. A CORS layer *outside* of this layer is better:
+    /// it answers preflight requests before this layer sees them.
     pub fn exempt_preflight(self, exempt_preflight: bool) -> Self {
         self.change(|settings| settings.exempt_preflight = exempt_preflight)
     }
 
-    /// Sets whether the layer refunds a request's charges if an inner layer refuses the request for its rate. Off by
-    /// default: nested layers are independent, and each keeps what it took.
+    /// Sets whether the layer refunds a request's charges if an inner layer refuses the request for its rate. By
+    /// default it does not: nested layers are independent, and each layer keeps its charges.
     ///
-    /// **The price:** a client that an inner limit refuses pays nothing here, so it can make the service do everything
-    /// that lies between the two layers, as often as it likes. Ask for a refund only if that costs little; never around
-    /// a password check or another service. Limits that belong together are better put into one layer by
-    /// [`and`](Self::and), which takes from all of them or from none.
+    /// **The price:** a client that an inner limit refuses pays nothing in this layer, so it can make the service do
+    /// all work between the two layers as often as it likes. Enable refunds only if that work costs little, and never
+    /// if a password check or a call to another service is part of it. If limits belong together, put them into one
+    /// layer with [`and`](Self::and), which charges all of them or none.
     ///
     /// * A refusal counts if its outcome is [`Limited`](crate::outcome::OutcomeKind::Limited) or
     ///   [`Blocked`](crate::outcome::OutcomeKind::Blocked), at any depth and with any limiter. A missing
     ///   key, a denied client, a failed limiter or an error of the service refunds nothing.
-    /// * The layers find each other by the extensions of the request: an inner layer may run in another task. The
-    ///   charge is kept if middleware in between replaces the extensions.
-    /// * If middleware in between copies the request, for example to retry it, the charge is refunded only if a limit
-    ///   refused each copy. That also holds for a handler that calls another limited service with a copy of the
-    ///   extensions.
-    /// * The refund is made when the response arrives, even if middleware in between changed the response, or when the
-    ///   response's future is dropped after the refusal, even if the service panics.
-    /// * The headers report what is left after the refund: the limiter is asked again if it answers at once. Otherwise
-    ///   the remainder is calculated. A refund to a leaky queue has no effect while another request is queued behind
-    ///   it.
+    /// * The layers find each other through the extensions of the request, so an inner layer may run in another
+    ///   task. The charge is kept if middleware between the layers replaces the extensions.
+    /// * If middleware between the layers copies the request, for example to retry it, the charge is refunded only if
+    ///   a limit refused each copy. This also applies to a handler that calls another limited service with a copy of
+    ///   the extensions.
+    /// * The refund is made when the response arrives, even if middleware between the layers changed the response. If
+    ///   the response's future is dropped after the refusal, or the service panics, the refund is made then.
+    /// * The headers report the units that remain after the refund. If the limiter answers at once, the layer asks it
+    ///   again; otherwise the layer calculates the remaining units. A refund to a leaky queue has no effect while
+    ///   another request is queued behind it.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -243,8 +247,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 
 /// # Answers
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Sets which headers responses get. By default they are those of draft 11, on every response to a request to
-    /// which a rule applied, except redirects, with `Retry-After` on refusals.
+    /// Sets which headers responses get. By default, every response to a request to which a rule applied gets the
+    /// headers of draft 11, except redirects. Refusals also get `Retry-After`.
     ///
     /// ```
     /// use tower_ratelimit::{
@@ -268,11 +272,11 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.settings.headers.names()
     }
 
-    /// Sets how a refusal is answered. By default the status is 429 and the body a problem document; a gRPC client
-    /// gets `RESOURCE_EXHAUSTED`.
+    /// Sets how the layer answers a refused request. By default the status is 429 and the body is a problem
+    /// document; a gRPC client gets `RESOURCE_EXHAUSTED`.
     ///
     /// For a closure the compiler says `type annotations needed` (E0282), or ``expected `Refusals`, found closure``.
-    /// Wrap it by [`Refusals::with`], or by [`Refusals::body`] if only the body is your own.
+    /// Wrap the closure with [`Refusals::with`], or with [`Refusals::body`] if it makes only the body.
     ///
     /// ```
     /// use http::StatusCode;
@@ -298,9 +302,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.refusals = refusals)
     }
 
-    /// Sets whether a request passes when the limiter fails. By default it is refused. A limiter in memory does
-    /// not fail. If the limiter does [not support](crate::limiter::Limiter::supports) the quota of a rule, such as a
-    /// log that is too long for a limiter in memory, each request of that rule counts as a failure.
+    /// Sets whether a request passes when the limiter fails. By default the request is refused. A limiter in memory
+    /// does not fail. If the limiter does [not support](crate::limiter::Limiter::supports) the quota of a rule, such
+    /// as a log that is too long for a limiter in memory, each request of that rule counts as a failure.
     ///
     /// ```
     /// use tower_ratelimit::{
@@ -318,21 +322,22 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.on_error = on_error)
     }
 
-    /// Sends requests that are over a quota to another service, whole and with their bodies unread, instead of refusing
-    /// them: it may put them into a queue and answer 202, or serve a page from a cache.
+    /// Sends requests that are over a quota to another service, with their bodies unread, instead of refusing them. For
+    /// example, that service can put the requests into a queue and answer 202, or serve a page from a cache.
     ///
     /// The overflow takes the same requests as the inner service, and may answer with any body. In an
     /// axum application, use a `Router` or a `tower::service_fn`.
     ///
     /// * The request carries its [`Outcome`](crate::outcome::Outcome), of the kind
     ///   [`Overflowed`](crate::outcome::OutcomeKind::Overflowed).
-    /// * Its response gets the headers of a refusal, with `Retry-After`. It also gets `Cache-Control: no-store`, unless
-    ///   the overflow's service has set `Cache-Control`.
-    /// * Its errors are returned as they are, like those of the service.
-    /// * It does not affect the readiness of the layer's service. When a request needs it, a clone of it is polled
-    ///   once: if it is not ready, the request is refused. So a concurrency limit around it bounds it, and no request
-    ///   waits for it.
-    /// * Requests without a key, or refused because the limiter failed, do not go there.
+    /// * The overflow's response gets the headers of a refusal, with `Retry-After`. It also gets `Cache-Control:
+    ///   no-store`, unless the overflow's service has set `Cache-Control`.
+    /// * The overflow's errors are returned unchanged, like the errors of the inner service.
+    /// * The overflow does not affect the readiness of the layer's service. When a request needs the overflow, the
+    ///   layer polls a clone of it once. If the clone is not ready, the request is refused. So a concurrency limit
+    ///   around the overflow bounds it, and no request waits for it.
+    /// * A request without a key does not go to the overflow, nor does a request that is refused
+    ///   because the limiter failed.
     /// * If a limit within the overflow's service refuses the request, the response carries the outcome of that
     ///   refusal.
     ///
@@ -364,20 +369,22 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// layer reads the rest of the request first.
     ///
     /// * The layer answers when the body has ended, or at the first of the two bounds. `max_time`
-    ///   counts from the decision.
-    /// * It answers at once if the request has no body, and if it has `Expect`, because the client
-    ///   then waits until it is told to send. It also answers a gRPC call over HTTP/2 at once, whose
-    ///   client reads the status while it sends. If `max_bytes` or `max_time` is 0, it answers every
-    ///   request at once.
+    ///   counts from the decision about the request.
+    /// * The layer answers at once if the request has no body. It also answers at once if the
+    ///   request has the header `Expect`, because the client then sends no body before the server
+    ///   asks for it. It also answers a gRPC call over HTTP/2 at once, because the client reads the
+    ///   status while it sends. If `max_bytes` or `max_time` is 0, the layer answers every request
+    ///   at once.
     /// * The bytes are dropped at once, so memory stays flat. A refused request takes as much bandwidth as `max_bytes`
-    ///   allows. For up to `max_time` it holds its connection, and its units of limits *outside* of this layer. It
-    ///   holds no unit of this layer's rules and no inner service.
-    /// * A request that goes to the [overflow](Self::overflow) is not read here. If its service leaves a
-    ///   body unread, the client may not see the answer.
-    /// * Time is that of the layer's [timer](Self::delay), or of `TokioTimer` if the layer has none and
-    ///   the feature `tokio` is enabled, which `axum` and `tonic` enable. Without a timer, or outside of
+    ///   allows. For up to `max_time` the request holds its connection, and its units of limits *outside* of this
+    ///   layer. The request holds no unit of this layer's rules and no inner service.
+    /// * A request that goes to the [overflow](Self::overflow) is not read by this layer. If the
+    ///   overflow's service leaves a body unread, the client may not see the answer.
+    /// * The layer's [timer](Self::delay) measures the time. If the layer has no timer, `TokioTimer`
+    ///   does, with the feature `tokio`, which `axum` and `tonic` enable. Without a timer, or outside of
     ///   a runtime, nothing is read. The runtime needs its time driver.
-    /// * In a client the body is yet to be sent. Set `discard_body(0, Duration::ZERO)` there.
+    /// * In a client, the request's body has not been sent yet. Set `discard_body(0,
+    ///   Duration::ZERO)` there.
     ///
     /// ```
     /// use std::time::Duration;
@@ -391,10 +398,11 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// # Measurements
     ///
-    /// These parts of refused uploads of 20 kB, 100 kB and 1 MB got their refusal if the layer
-    /// answered at once, on one machine, with curl, Python, Node and Java and all proxies
-    /// configured as they come. Of the same uploads all got it by default, also over HTTP/2.
-    /// `tests/uploads/run` in the repository counts this.
+    /// The table shows which part of refused uploads of 20 kB, 100 kB and 1 MB got their refusal if
+    /// the layer answered at once. The clients were curl, Python, Node and Java on the server's
+    /// machine, and all proxies had their default configuration. With the default of this setting,
+    /// all of the same uploads got their refusal, also over HTTP/2. `tests/uploads/run` in the
+    /// repository counts this.
     ///
     /// | answered at once, over | HTTP/1 | HTTP/2 from the client |
     /// |---|---|---|
@@ -403,10 +411,10 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// | HAProxy 2.6 | 100, 95, 83 % | 100, 99, 59 % |
     /// | Caddy 2.6 | 99, 96, 94 % | 97, 94, 95 % |
     ///
-    /// Single clients fare worse: curl over HTTP/2 got 7 of 50 refusals of 1 MB, Python behind
-    /// HAProxy 12 of 50, and Java over HTTP/2 behind HAProxy none of 8. Clients with a slow
-    /// connection need more time, too. Of 16 uploads, of 20 kB to 2 MB by 1 to 50 Mbit/s, this many
-    /// got their refusal:
+    /// Some clients got fewer refusals than the average: curl over HTTP/2 got 7 of 50 refusals of 1
+    /// MB, Python behind HAProxy 12 of 50, and Java over HTTP/2 behind HAProxy none of 8. Clients
+    /// with a slow connection also need more time. Of 16 uploads of 20 kB to 2 MB at 1 to 50
+    /// Mbit/s, this many got their refusal:
     ///
     /// | up to | 0.2 s | 1 s | 2 s | 5 s |
     /// |---|---|---|---|---|
@@ -420,8 +428,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 
     /// Lets the layer limit services with any response body. It is the last call of the builder.
     ///
-    /// Without it, a rate-limited service keeps the response body type of the inner service, and that
-    /// must be a [`ResponseBody`](super::ResponseBody). With it, the response body is a
+    /// Without this method, a rate-limited service keeps the response body type of the inner service,
+    /// which must be a [`ResponseBody`](super::ResponseBody). With it, the response body is a
     /// [`WrappedBody`](super::WrappedBody) of the inner service's body.
     ///
     /// ```
@@ -474,17 +482,18 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// Requests in line:
     ///
-    /// * Requests of one key get units in the order in which they came, in this process, for any costs. No other
-    ///   request of the key overtakes the line, even if it comes from another layer or would not wait.
-    /// * When units come free, one request is woken. The line stands still while the task of its first request does not
-    ///   run.
-    /// * A request in line holds nothing. If several rules apply, it waits for the first that denied it. If another
-    ///   concurrency limit denies it at its turn, it goes on to that line, before all that came after it. If any other
-    ///   rule denies it, it is refused. Blocks, and quotas that count denied requests, count the refusal at the end, if
-    ///   there is one, and not the wait.
-    /// * It is refused once it has waited, since it came, for as long as the quota of its line says. If the limit
-    ///   changes while it waits, it asks for units of the new limit.
-    /// * If it is dropped, it leaves its line at once. Over HTTP/1 a server does [not
+    /// * Requests of one key get units in the order in which they came to this process, whatever their costs
+    ///   are. No other request of the key overtakes the line, even if it comes from another layer or would not
+    ///   wait.
+    /// * When units become free, one request is woken. The line stands still while the task of its first request does
+    ///   not run.
+    /// * A request in line holds nothing. If several rules apply, the request waits for the first rule that denied it.
+    ///   If another concurrency limit denies it at its turn, it moves to the line of that limit, ahead of all requests
+    ///   that came later. If any other rule denies it, it is refused. Blocks, and quotas that count denied requests, do
+    ///   not count the wait; they count the refusal at the end, if there is one.
+    /// * A request is refused when the time since it came reaches the maximum wait of its line's quota. If the
+    ///   limit changes while the request waits, it asks for units of the new limit.
+    /// * A dropped request leaves its line at once. Over HTTP/1 a server does [not
     ///   always](crate::guide::requests_in_flight#when-a-client-has-gone) drop the request of a client that has gone.
     /// * At most 100 requests wait in line for one key; see [`max_in_line`](Self::max_in_line).
     ///
@@ -496,27 +505,29 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * A waiting request holds no inner service: a clone is made ready after the wait.
     /// * If a request is dropped while it waits, its charges are refunded, and requests of the same policy, key and
     ///   cost behind it in this layer move up by one. The last departure time of the line returns to the limiter. If
-    ///   many requests are dropped at once, on any number of threads, all of their times return, the last one first.
+    ///   many requests are dropped at once, on any number of threads, the departure times of all of them return, the
+    ///   last time first.
     /// * If another request is queued behind a departure time, that time stays unused, and the spacing is kept. Such
-    ///   a request comes from another layer or process, or is one that the limiter has admitted and that is not in
-    ///   its line yet. If that request is dropped too, and it came by the same limiter, both departure times return.
+    ///   a request comes from another layer or process, or the limiter has admitted it but it is not in its line
+    ///   yet. If that request is dropped as well, and was admitted by the same limiter, both departure times return.
     /// * If the process stalls, requests whose departure times have passed depart together.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
     /// * The departure time of a waiting request is fixed: later changes of the limiter's clock or of the rule's mode
     ///   do not move it. If the limiter's clock steps back, the queue admits no request for at most one full drain of
-    ///   the largest debt. If it steps forward, later requests depart as if the skipped time had passed.
+    ///   the largest debt. If the clock steps forward, later requests depart as if the skipped time had passed.
     /// * A request that does not wait takes no lock.
     ///
     /// Both:
     ///
-    /// * The outcome is [`Delayed`](crate::observe::OutcomeKind::Delayed), reported after the wait, or
-    ///   [`Abandoned`](crate::observe::OutcomeKind::Abandoned) if the request is dropped before.
+    /// * The outcome of a request that waited is [`Delayed`](crate::observe::OutcomeKind::Delayed),
+    ///   reported after the wait, or [`Abandoned`](crate::observe::OutcomeKind::Abandoned) if the
+    ///   request is dropped during the wait.
     /// * A waiting request holds memory.
     ///
-    /// Rules in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), make no request wait. A layer
-    /// with a timer in which no request can wait is a [misconfiguration](crate::observe::SetupWarningKind::NoQueue),
-    /// which [`check`](Self::check) returns.
+    /// Rules in [shadow mode](crate::Mode::Shadow), and rules that [degrade](crate::Mode::Degrade), make no request
+    /// wait. A layer with a timer in which no request can wait is a
+    /// [misconfiguration](crate::observe::SetupWarningKind::NoQueue), which [`check`](Self::check) returns.
     pub fn delay(self, timer: impl Timer + 'static) -> Self {
         self.change(|settings| settings.timer = Some(Arc::new(timer)))
     }
@@ -524,46 +535,48 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Sets how many requests of this layer may wait at a time, in queues and in line, over all keys. The default is
     /// 1,000.
     ///
-    /// Each waiting request holds its head, its body and its connection, and a client with many keys has one queue for
-    /// each. At the bound, a request that would have to wait is refused as over the limit: it is not charged, its
-    /// outcome is [`Limited`](crate::observe::OutcomeKind::Limited), and `Retry-After` is the time until it would have
-    /// departed from its queue. A request that does not have to wait passes. With 0 no request waits. Without a
-    /// [timer](Self::delay) the setting has no effect, because no request waits, and [`check`](Self::check) returns a
-    /// [warning](crate::observe::SetupWarningKind::NoEffect).
+    /// Each waiting request holds its head, its body and its connection, and a client with many keys has a queue for
+    /// each key. When the maximum number of requests wait, a request that would have to wait is refused as over the
+    /// limit. It is not charged, its outcome is [`Limited`](crate::observe::OutcomeKind::Limited), and `Retry-After`
+    /// is the time until it would have departed from its queue. A request that does not have to wait passes. With 0 no
+    /// request waits. Without a [timer](Self::delay) the setting has no effect, because no request waits, and
+    /// [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoEffect).
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.change(|settings| settings.max_waiting = Some(max_waiting))
     }
 
     /// Sets how many requests may wait in line for the units of one key. The default is 100.
     ///
-    /// At the bound, a request that would have to wait is refused as over the limit. The bound counts
-    /// the requests of the key in all layers of the limiter in this process. So a client whose requests
-    /// stay in line, because it has gone
-    /// [unnoticed](crate::guide::requests_in_flight#when-a-client-has-gone) or on purpose, leaves room
-    /// for others. If all clients share a key, such as [`key::global`](crate::key::global), raise it up
-    /// to [`max_waiting`](Self::max_waiting). A [leaky queue](crate::Quota::leaky_queue) has its own
-    /// bound for each key. Without a [timer](Self::delay) the setting has no effect, and
+    /// When this number of requests wait, a further request that would have to wait is refused as over
+    /// the limit. The number counts the requests of the key in all layers of the limiter in this
+    /// process. So a client whose requests stay in line, on purpose or because it has gone
+    /// [unnoticed](crate::guide::requests_in_flight#when-a-client-has-gone), leaves room for other
+    /// clients. If all clients share a key, such as [`key::global`](crate::key::global), raise the
+    /// number up to [`max_waiting`](Self::max_waiting). A [leaky queue](crate::Quota::leaky_queue) has
+    /// its own bound for each key. Without a [timer](Self::delay) the setting has no effect, and
     /// [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoEffect).
     pub fn max_in_line(self, max_in_line: usize) -> Self {
         self.change(|settings| settings.max_in_line = Some(max_in_line))
     }
 
-    /// Lets [messages](Self::messages) of connections that are over a quota wait until they pass,
-    /// for at most this time. By default they are refused at once. It does not concern requests.
+    /// Sets how long [messages](Self::messages) of connections may wait until they pass, if they
+    /// are over a quota. By default such messages are refused at once. This setting does not affect
+    /// requests.
     ///
     /// Messages of one key wait in one line, whichever connection they come from, and pass in the order in which they
-    /// came. A message that would have to wait for longer is refused at once, and so is one that finds its line full. A
-    /// [block](crate::Rule::block) counts a message that waits only if it is refused in the end. The bounds are
-    /// [`max_waiting`](Self::max_waiting) and [`max_in_line`](Self::max_in_line). Without a [timer](Self::delay) no
-    /// message waits, and [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoTimer).
+    /// came. A message that would have to wait for longer is refused at once. A message is also refused at once if its
+    /// line is full. A [block](crate::Rule::block) counts a message that waits only if it is refused in the end. The
+    /// bounds are [`max_waiting`](Self::max_waiting) and [`max_in_line`](Self::max_in_line). Without a
+    /// [timer](Self::delay) no message waits, and [`check`](Self::check) returns a
+    /// [warning](crate::observe::SetupWarningKind::NoTimer).
     pub fn max_message_wait(self, max: Duration) -> Self {
         self.change(|settings| settings.max_message_wait = max)
     }
 
     /// Returns the number of requests that wait now, in queues and in line, in this layer and its services.
     ///
-    /// For the number of units that wait for one key in all processes, [`peek`](Limiter::peek) and read the
-    /// [`position`](crate::limiter::ChargeDecision::position).
+    /// To get the number of units that wait for one key in all processes, call [`peek`](Limiter::peek) and
+    /// read the [`position`](crate::limiter::ChargeDecision::position).
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.compiled().delays.as_ref().map_or(0, |delays| delays.waiting())
@@ -573,30 +586,32 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 /// # Observing
 impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. A layer has
-    /// one: a second call replaces it. The guide shows
-    /// [an observer that has another in it](crate::guide::observing#an-observer-of-your-own).
+    /// one observer: a second call replaces it. The guide shows [an observer that contains another
+    /// observer](crate::guide::observing#an-observer-of-your-own).
     ///
     /// The limiter gets the observer when the layer makes its first service, and reports its
-    /// [events](crate::observe::LimiterEvent) to it. A limiter reports each event to each of its observers once, even
-    /// if several layers and its builder gave it the same one; see [`Observer::identity`]. It keeps at most 32
-    /// different ones, with those of its builder: further ones get what the layer reports, but no events of the
-    /// limiter. So layers that are made often, for example one for each customer, should share one observer.
+    /// [events](crate::observe::LimiterEvent) to the observer. A limiter reports each event to each of its observers
+    /// once, even if several layers and its builder gave it the same observer; see [`Observer::identity`]. A limiter
+    /// keeps at most 32 different observers, including those of its builder. Further observers get the layer's
+    /// reports, but no events of the limiter. So layers that are made often, for example one for each customer,
+    /// should share one observer.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.change(|settings| settings.observer = Some(Arc::new(observer)))
     }
 
     /// Sets whether the [`Outcome`](crate::outcome::Outcome) is put into the extensions of every request that passes,
-    /// and of its response. Off by default. The response of a refusal always has it.
+    /// and of its response. By default it is not. The response of a refusal always has the outcome.
     ///
-    /// A response keeps the outcome of an inner layer that refused; otherwise the outermost layer's stays.
+    /// A response keeps the outcome of an inner layer that refused the request; otherwise it has the
+    /// outcome of the outermost layer.
     ///
-    /// In axum a handler takes it as an argument, `outcome: Outcome`, and is answered with 500 if it is not exposed.
-    /// Take an `Option<Outcome>` if the layer can be disabled.
+    /// In axum a handler takes the outcome as an argument, `outcome: Outcome`. If the outcome is not exposed, the
+    /// client gets a 500. Take an `Option<Outcome>` if the layer can be disabled.
     pub fn expose_outcome(self, expose_outcome: bool) -> Self {
         self.change(|settings| settings.expose_outcome = expose_outcome)
     }
 
-    /// Changes a setting. Services that were made before, and clones, keep the former value.
+    /// Changes a setting. Services that were made before, and clones, keep the old value.
     fn change(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(Arc::make_mut(&mut self.settings));
         self.compiled = Arc::default();
@@ -605,8 +620,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 }
 
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Registers the layer with the switches of its rules and with its source of rules. So they refuse a quota that
-    /// the limiter does not support, even before the layer serves.
+    /// Registers the layer with the switches of its rules and with its source of rules. So the switches and the
+    /// source refuse a quota that the limiter does not support, even before the layer serves.
     fn entered(self) -> Self {
         if self.settings.can_change() {
             self.configuration();
@@ -635,7 +650,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         &self.limiter
     }
 
-    /// Returns the policies of each rule, with those that go with them, and the rule's mode now.
+    /// Returns the policies of each rule, with its linked policy, and the rule's present mode.
     #[cfg(feature = "status")]
     pub(crate) fn rules_in_force(&self) -> Vec<(Vec<Policy>, crate::mode::Mode)> {
         let compiled = self.compiled();
@@ -659,8 +674,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// layer's setup, about other layers that serve with the same limiter, or about the requests that this layer has
     /// seen.
     ///
-    /// Call it when everything is set up, and in tests after a request. The layer's [observer](Self::observer) gets
-    /// every warning.
+    /// Call this method when everything is set up, and in tests after a request. The layer's
+    /// [observer](Self::observer) gets every warning.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -679,7 +694,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// ```
     ///
     /// # Errors
-    /// Returns the first warning. Its text says how to fix it.
+    /// Returns the first warning. Its text says how to fix the problem.
     pub fn check(&self) -> Result<(), SetupWarning> {
         let compiled = self.compiled();
         compiled.look_at_setup();
@@ -689,19 +704,20 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 
 /// # States
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Returns the layer's policies as the limiter knows them, under the names that they have [in this
-    /// layer](Self::and): those of its rules, in their order, then the [blocks](crate::Rule::block) and
-    /// [meters](crate::Rule::overage) that go with them.
+    /// Returns the layer's policies as the limiter gets them, with the names that they have [in this
+    /// layer](Self::and). The policies of the rules come first, in the order of the rules, and then the
+    /// rules' [blocks](crate::Rule::block) and [meters](crate::Rule::overage).
     #[must_use]
     pub fn policies(&self) -> Arc<[Policy]> {
         Arc::clone(&self.compiled().policies)
     }
 
-    /// Returns the block of this name, to close and open keys and to count strikes by hand: that of a
-    /// [`Rule::block`](crate::Rule::block), or a rule whose quota is a [block](crate::Quota::block). Returns `None` if
-    /// the layer has no block of this name.
+    /// Returns the block of this name, with which you close and open keys and count strikes by hand. It is the block
+    /// of a [`Rule::block`](crate::Rule::block), or of a rule whose quota is a [block](crate::Quota::block). Returns
+    /// `None` if the layer has no block of this name.
     ///
-    /// The name is that in [this layer](Self::and). If a file of rules changes the block's quota, ask for it again.
+    /// The name is the one that the block has in [this layer](Self::and). If a file of rules changes the block's
+    /// quota, call this method again.
     ///
     /// ```
     /// use std::time::Duration;
@@ -725,8 +741,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.by_hand(name, Blocks::new)
     }
 
-    /// Returns the meter of this name, to read and settle it: that of a [`Rule::overage`](crate::Rule::overage), or a
-    /// rule whose quota is a [meter](crate::Quota::meter). Returns `None` if the layer has no meter of this name.
+    /// Returns the meter of this name, which you can read and settle. It is the meter of a
+    /// [`Rule::overage`](crate::Rule::overage), or of a rule whose quota is a [meter](crate::Quota::meter). Returns
+    /// `None` if the layer has no meter of this name.
     #[must_use]
     pub fn meters(&self, name: &str) -> Option<Meters<Arc<L>>> {
         self.by_hand(name, Meters::new)
@@ -738,13 +755,13 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         named.find_map(|policy| new(Arc::clone(&compiled.limiter), policy.clone()).ok())
     }
 
-    /// Returns how a key stands under each of the layer's [policies](Self::policies), and takes nothing. A rule of
-    /// [plans](crate::Rule::plans) has an entry for each plan.
+    /// Returns the state of a key under each of the layer's [policies](Self::policies), and takes nothing. A rule
+    /// of [plans](crate::Rule::plans) has an entry for each plan.
     ///
-    /// A rule whose requests [bring their quotas](crate::Rule::quota_from) has one entry, under a
-    /// [stand-in](Policy::has_quota_of_request): what the key has used is the limit minus what remains, as under
-    /// [`Quota::unlimited`]. To see a key under a quota of your choice, ask [`Limiter::peek`] about a policy of the
-    /// rule's name and that quota.
+    /// A rule whose requests [bring their quotas](crate::Rule::quota_from) has one entry, under a [stand-in
+    /// policy](Policy::has_quota_of_request). The used units of the key are the limit minus the remaining units, as
+    /// under [`Quota::unlimited`]. To see a key under a quota of your choice, call [`Limiter::peek`] with a policy
+    /// that has the rule's name and that quota.
     ///
     /// The key is looked up under every policy, independently of the extractor of its rule. To ask about one policy
     /// only, use [`Limiter::peek`].
@@ -768,11 +785,12 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         }
     }
 
-    /// Forgets what a key has used under each of the layer's [policies](Self::policies), and opens its blocks. It also
-    /// forgets the meters, so bill them first. To open a block but keep what was used, use [`blocks`](Self::blocks).
+    /// Forgets the units that a key has used under each of the layer's [policies](Self::policies), and opens the key's
+    /// blocks. It also forgets the key's meters, so bill them first. To open a block but keep the used units, use
+    /// [`blocks`](Self::blocks).
     ///
-    /// The key is reset under every policy, independently of the extractor of its rule. So [`Key::global`] resets what
-    /// all clients share. To reset one policy only, use [`Limiter::reset`].
+    /// The key is reset under every policy, independently of the extractor of its rule. So [`Key::global`] resets the
+    /// allowances that all clients share. To reset one policy only, use [`Limiter::reset`].
     ///
     /// With Redis or another store, other processes remember denials, and may go on refusing the key for about a
     /// second.
@@ -801,7 +819,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// ```
     ///
     /// # Errors
-    /// Returns the limiter's error. Policies after the one that failed are not reset.
+    /// Returns the limiter's error. Policies after the failed policy are not reset.
     pub fn reset<'a>(&'a self, key: &'a Key) -> impl Future<Output = Result<(), L::Error>> + Send + 'a {
         let compiled = self.compiled();
         async move {
@@ -815,7 +833,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 }
 
-/// Forgets what a key has used under one policy of a layer.
+/// Forgets the units that a key has used under one policy of a layer.
 pub(crate) async fn reset_under<L: Limiter>(limiter: &L, policy: &Policy, key: &Key) -> Result<(), L::Error> {
     limiter.reset(policy, key).await?;
     // Requests in flight have a state of their own, apart from the state of a rate.

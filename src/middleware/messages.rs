@@ -1,4 +1,4 @@
-//! Messages within a connection, each of which is decided by a layer.
+//! Messages within a connection. A layer decides about each of them.
 
 use std::fmt;
 use std::pin::Pin;
@@ -19,14 +19,14 @@ const DROPPED_MAX: u32 = 64;
 
 /// # For messages
 impl<L: Limiter> RateLimitLayer<L> {
-    /// Decides about the messages of a connection by the rules and the settings of this layer: a
-    /// WebSocket, a stream of gRPC, events that are sent. The layer is around no service for this;
-    /// it is kept in the application's state.
+    /// Decides about the messages of a connection, according to the rules and the settings of this
+    /// layer. The connection can be a WebSocket, a stream of gRPC, or a stream of server-sent
+    /// events. The layer need not wrap a service; the application keeps it in its state.
     ///
-    /// `request` is the one that began the connection. For each message the rules see the head of
-    /// that request. So all connections of a user share what the user may send, if the key is the
-    /// user's. A rule counts messages, or the units that
-    /// [`message_units`](crate::middleware::message_units) returns for each.
+    /// `request` is the request that began the connection. For each message the rules see the head
+    /// of that request. So all connections of a user share one allowance, if the key is the user's.
+    /// A rule counts messages, or the units that
+    /// [`message_units`](crate::middleware::message_units) returns for each message.
     ///
     /// ```
     /// use http::request::Parts;
@@ -62,8 +62,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     }
 
     /// Decides about the messages of a call of tonic, as [`messages`](Self::messages) does. The
-    /// rules see what [`admit_call`](Self::admit_call) shows them. A [`Refused`] becomes the status
-    /// that ends the call.
+    /// rules see the same head as in [`admit_call`](Self::admit_call). A [`Refused`] becomes the
+    /// status that ends the call.
     ///
     /// ```
     /// use tonic::{Request, Status, Streaming};
@@ -99,7 +99,8 @@ pub fn message_units(head: &Head<'_>) -> u64 {
 #[derive(Clone, Copy)]
 struct MessageUnits(u64);
 
-/// Decides about the messages of one connection, by a layer's [rules](RateLimitLayer::messages).
+/// Decides about the messages of one connection, according to a layer's
+/// [rules](RateLimitLayer::messages).
 #[derive(Clone)]
 pub struct Messages<L: Limiter> {
     layer: RateLimitLayer<L>,
@@ -108,26 +109,25 @@ pub struct Messages<L: Limiter> {
 }
 
 impl<L: Limiter> Messages<L> {
-    /// Decides about a message of this many units, at once or [after a wait](RateLimitLayer::max_message_wait). It
-    /// stays charged, unless the [`Admission`] is
-    /// used to refund it.
+    /// Decides about a message of this many units, at once or [after a wait](RateLimitLayer::max_message_wait).
+    /// The message stays charged, unless the [`Admission`] is used to refund it.
     ///
     /// Units of a [concurrency limit](crate::Quota::concurrent) are held until the admission is
     /// dropped.
     ///
     /// # Errors
-    /// If the message is refused. For a WebSocket, close it or say so in a message of your own; for
-    /// gRPC, the error becomes the call's status.
+    /// Returns an error if the message is refused. In a WebSocket, close the connection, or report
+    /// the refusal in a message of your own. In a gRPC call, the error becomes the call's status.
     pub async fn admit(&mut self, units: u64) -> Result<Admission, Refused> {
         self.head.extensions.insert(MessageUnits(units));
         self.layer.admit_message(&Head::from(&self.head)).await
     }
 
-    /// Limits a stream of messages, received or sent. `units` returns the cost of each. A message
-    /// of 0 units passes without a check, such as a ping or an error of the connection.
+    /// Limits a stream of received or sent messages. `units` returns the cost of each message. A
+    /// message of 0 units, such as a ping or an error of the connection, passes without a check.
     ///
-    /// The stream yields the messages that pass. A refused one ends it with an error, unless
-    /// refused messages are [dropped](MessageStream::drop_refused). Units of a [concurrency
+    /// The stream yields the messages that pass. A refused message ends the stream with an error,
+    /// unless refused messages are [dropped](MessageStream::drop_refused). Units of a [concurrency
     /// limit](crate::Quota::concurrent) are returned when a message is yielded.
     ///
     /// ```
@@ -159,7 +159,7 @@ impl<L: Limiter> fmt::Debug for Messages<L> {
     }
 }
 
-/// The result for a message. It returns the connection's `Messages`.
+/// The decision about a message, together with the connection's `Messages`.
 type DecidedMessage<L> = (Messages<L>, Result<Admission, Refused>);
 
 pin_project! {
@@ -179,8 +179,8 @@ pin_project! {
 }
 
 impl<S: Stream, L: Limiter, U> MessageStream<S, L, U> {
-    /// Sets whether a refused message is dropped, and the stream goes on. By default it ends the
-    /// stream.
+    /// Sets whether a refused message is dropped, so that the stream goes on. By default, a refused
+    /// message ends the stream.
     pub fn drop_refused(self, drops: bool) -> Self {
         Self { drops_refused: drops, ..self }
     }
@@ -191,8 +191,8 @@ impl<S: Stream, L: Limiter, U> MessageStream<S, L, U> {
         self.dropped
     }
 
-    /// Returns the stream of all messages, by mutable reference: for sending to a socket that is
-    /// also a sink.
+    /// Returns a mutable reference to the stream of all messages. Use it to send to a socket that
+    /// is also a sink.
     pub fn stream_mut(self: Pin<&mut Self>) -> Pin<&mut S> {
         self.project().stream
     }

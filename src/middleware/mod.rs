@@ -10,10 +10,10 @@
 //!
 //! # Where to put the layer
 //!
-//! * **CORS outside of it.** Without `Access-Control-Allow-Origin` a browser shows a script nothing
-//!   of a refusal, and it hides the rate limit headers unless CORS exposes them by name. A CORS
-//!   layer outside also answers preflight requests before they are charged. If it must be inside,
-//!   see [`exempt_preflight`](crate::RateLimitLayer::exempt_preflight).
+//! * **CORS outside of it.** Without `Access-Control-Allow-Origin`, a browser hides refusals from
+//!   scripts. It also hides the rate limit headers, unless CORS exposes them by name. A CORS layer
+//!   outside also answers preflight requests before they are charged. If the CORS layer must be
+//!   inside, see [`exempt_preflight`](crate::RateLimitLayer::exempt_preflight).
 //! * **Tracing outside of it,** so that refusals are logged.
 //! * **Compression and body limits on either side.** A rate-limited service keeps the response body
 //!   type of the service inside. If middleware inside of the layer changes that type, as compression
@@ -25,15 +25,16 @@
 //!   client claims. An expensive check, such as a password, also needs a limit by address outside
 //!   of the check.
 //! * **In axum,** `Router::layer` covers the routes that the router has so far, and unknown paths;
-//!   `route_layer` covers only known ones. Routes that are added afterwards are not limited, so call it
-//!   last. With several calls of `Router::layer` the last one is the outermost layer; in a `ServiceBuilder`
-//!   the first one is.
+//!   `route_layer` covers only known paths. Routes that are added afterwards are not limited, so add the
+//!   layer last. If `Router::layer` is called several times, the last call adds the outermost layer; in a
+//!   `ServiceBuilder`, the first call does.
 //! * **With tonic,** use `Server::layer`, inside of a `GrpcWebLayer`. The first layer is the outermost.
-//!   An interceptor that authenticates is an `InterceptorLayer` before the limit, see
-//!   [the guide](crate::guide::who_is_the_client#the-user-of-a-grpc-call). One layer serves HTTP and
-//!   gRPC, because a refusal takes the shape of the request's [`Protocol`].
-//! * **Several layers** only if something lies between them that the outer one protects. Tiers that
-//!   belong together go into one layer, with [`RateLimitLayer::and`](crate::RateLimitLayer::and).
+//!   Put an interceptor that authenticates before the limit, as an `InterceptorLayer`; see [the
+//!   guide](crate::guide::who_is_the_client#the-user-of-a-grpc-call). One layer serves HTTP and gRPC,
+//!   because a refusal has the form of the request's [`Protocol`].
+//! * **Several layers** only if the outer layer protects something that lies between the layers.
+//!   Put limits that belong together into one layer, with
+//!   [`RateLimitLayer::and`](crate::RateLimitLayer::and).
 //!
 //! # What happens to a request
 //!
@@ -50,8 +51,9 @@
 //! | the key is missing ([`MissingKey::Reject`](crate::MissingKey::Reject)) | is refused with 400 | passes with its outcome | passes |
 //! | the limiter failed | as [`OnError`](crate::OnError) says | passes, if no enforced rule applies | passes, if no enforced rule applies |
 //!
-//! A rule's mode is the mode of each of its quotas. If several rules deny a request, one that
-//! enforces refuses it. Otherwise one that degrades sets the outcome. Otherwise the outcome is
+//! A rule's mode is the mode of each of its quotas. If several rules deny a request, a rule that
+//! enforces refuses it. If none of them enforces, a rule that degrades sets the outcome. If none of
+//! them degrades either, the outcome is
 //! [`ShadowLimited`](crate::observe::OutcomeKind::ShadowLimited).
 //!
 //! # Nested layers
@@ -63,7 +65,8 @@
 //! The price is that a refused client uses up outer limits. If all clients share an outer limit,
 //! one client can exhaust it. Put both limits into one layer with
 //! [`and`](crate::RateLimitLayer::and). If something has to lie between them, the outer layer can
-//! refund what an inner limit refuses: see [`refund_nested`](crate::RateLimitLayer::refund_nested).
+//! refund its charges for requests that an inner limit refuses: see
+//! [`refund_nested`](crate::RateLimitLayer::refund_nested).
 //!
 //! Headers of nested layers are merged: each policy is listed once, single-valued headers come from
 //! the tightest policy, and the longest `Retry-After` stays.
@@ -87,21 +90,22 @@
 //! | a request says who it is from | no header is believed; the client is the peer of the connection | [`key::client_ip`](crate::key::client_ip) with [`TrustedProxies`](crate::key::TrustedProxies) |
 //! | an IPv6 address | its /64 is one client | [`Prefixes`](crate::key::Prefixes) |
 //! | an access list, and an unknown address | the list does not allow it | - |
-//! | a CORS preflight request | it is charged like any other | [`exempt_preflight`](crate::RateLimitLayer::exempt_preflight) |
+//! | a CORS preflight request | it is charged like any other request | [`exempt_preflight`](crate::RateLimitLayer::exempt_preflight) |
 //! | a refusal, and a cache | it has `Cache-Control: no-store` | - |
 //! | a response in place of the usual one ([degraded](crate::Mode::Degrade), or from an overflow), and a cache | it has `Cache-Control: no-store` | a `Cache-Control` that the service sets |
-//! | a refusal, and gRPC | only a request that is gRPC's in every respect gets gRPC's status 200 | - |
-//! | what a response carries inside the server | no outcome, so nothing that middleware could leak | [`expose_outcome`](crate::RateLimitLayer::expose_outcome) |
+//! | a refusal, and gRPC | only a request that follows gRPC in every respect gets gRPC's status 200 | - |
+//! | the extensions of a response | they have no outcome, so middleware cannot leak it | [`expose_outcome`](crate::RateLimitLayer::expose_outcome) |
 //!
 //! A limiter has defaults of its own: `MemoryLimiter` is [bounded](crate::limiter::memory), and
-//! `RedisLimiter` and `StoreLimiter` have a deadline and a bounded queue, and store no caller's key in clear.
+//! `RedisLimiter` and `StoreLimiter` have a deadline and a bounded queue, and store no caller's key in plain
+//! text.
 //!
 //! # Differences from `tower::limit::RateLimit`
 //!
 //! | | [`RateLimit`] | `tower::limit::RateLimit` |
 //! |---|---|---|
 //! | over the limit | answers with a refusal at once, or lets a bounded number of requests wait | is not ready, so callers wait |
-//! | counts | for each key, by any number of policies | all requests of one service value |
+//! | counts | for each key, under any number of policies | all requests of one service value |
 //! | `Clone` | yes, and clones share the allowance | no; behind a `Buffer` all clones wait in one queue |
 //! | algorithms | each [`Algorithm`](crate::quota::Algorithm) | fixed windows that begin with a request |
 //! | works on | `http::Request` | any request |

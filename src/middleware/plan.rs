@@ -1,16 +1,18 @@
-//! How a layer handles its requests: decided once, when its configuration is compiled. Data.
+//! How a layer handles its requests, which is decided once, when its configuration is compiled.
 
 use super::rule::BoundRule;
 use super::settings::Settings;
 use crate::policy::Policy;
 
-/// How the requests of a layer are charged. Every plan but the general one is a shortcut: with it a request gets the
-/// answer of the general one, in fewer instructions (`benches/instructions`).
+/// How the requests of a layer are charged. Every plan except the general plan is a shortcut: a request gets the
+/// same answer as with the general plan, in fewer instructions (`benches/instructions`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ChargePlan {
-    /// Every request that the only rule applies to is charged to the layer's only policy. Most layers are like this.
+    /// Every request to which the only rule applies is charged to the layer's only policy. Most layers have this
+    /// plan.
     OnePolicy,
-    /// Every request that the only rule applies to is charged to the quota that it brings.
+    /// Every request to which the only rule applies is charged to the quota that the request
+    /// brings.
     OwnQuota,
     /// A request is charged to several policies, and only headers report a request that passes.
     SeveralPolicies,
@@ -49,8 +51,8 @@ impl ChargePlan {
     }
 }
 
-/// The data that a layer stores of each passing request, beside the numbers of its headers. Each variant includes those
-/// before it.
+/// The data that a layer stores for each passing request, in addition to the numbers of its headers. Each variant
+/// includes the variants before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Needs {
     Nothing,
@@ -62,7 +64,7 @@ pub(super) enum Needs {
     Ticket,
     /// A rule settles its charges after the response.
     Settlement,
-    /// A handler states the cost by a [`Usage`](crate::middleware::Usage).
+    /// A handler states the cost with a [`Usage`](crate::middleware::Usage).
     Usage,
 }
 
@@ -70,8 +72,8 @@ pub(super) enum Needs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PlaceHolders {
     None,
-    /// The requests that bring such a quota.
+    /// The requests that bring the quota of a concurrency limit.
     WithOwnQuota,
-    /// Any request may, because a policy of the layer is a concurrency limit.
+    /// Any request may hold units, because a policy of the layer is a concurrency limit.
     All,
 }

@@ -52,15 +52,18 @@ const PROMISES: &[Promise] = &[
         "src/limiter/remote/options.rs::IN_FLIGHT",
         &["at least 1, and {} by default. A further check", "more than {} checks wait for an answer"],
     ),
-    ("src/limiter/remote/permits.rs::CORRECTIONS_MIN", &["As many refunds may wait, or {} if that is more."]),
+    (
+        "src/limiter/remote/permits.rs::CORRECTIONS_MIN",
+        &["The maximum number of waiting refunds is the same, but at least {}."],
+    ),
     ("src/limiter/remote/options.rs::DENIALS", &["at about 200 bytes each: from {_} to {_}, and {} by default."]),
     ("src/limiter/remote/denial_cache.rs::DENIALS_MAX", &["at about 200 bytes each: from {_} to {}, and"]),
-    ("src/limiter/remote/denial_cache.rs::LONGEST", &["until its wait is over, or {} has passed."]),
+    ("src/limiter/remote/denial_cache.rs::LONGEST", &["until the key's wait is over, or {} has passed."]),
     ("src/limiter/remote/denial_cache.rs::LONGEST_UNKNOWN", &["A denial is remembered for at most {}, and a return"]),
     (
         "src/limiter/remote/options.rs::PLACES_LAPSE",
         &[
-            "from {_} to {_}; {} by default. It concerns",
+            "from {_} to {_}; {} by default. This option concerns",
             "The default is {}, the minimum {_}.",
             "(#how-places-are-counted), {} by default",
         ],
@@ -68,16 +71,19 @@ const PROMISES: &[Promise] = &[
     (
         "src/limiter/remote/options.rs::PLACES_LAPSE_MIN",
         &[
-            "from {} to {_}; {_} by default. It concerns",
+            "from {} to {_}; {_} by default. This option concerns",
             "The default is {_}, the minimum {}.",
             "of {places_lapse_after:?} is not possible: use {} to {_}\"",
         ],
     ),
     (
         "src/limiter/remote/options.rs::PLACES_LAPSE_MAX",
-        &["from {_} to {}; {_} by default. It concerns", "of {places_lapse_after:?} is not possible: use {_} to {}\""],
+        &[
+            "from {_} to {}; {_} by default. This option concerns",
+            "of {places_lapse_after:?} is not possible: use {_} to {}\"",
+        ],
     ),
-    ("src/limiter/remote/options.rs::PREFIX_MAX", &["every stored key begins with: 1 to {} printable ASCII"]),
+    ("src/limiter/remote/options.rs::PREFIX_MAX", &["beginning of every stored key: 1 to {} printable ASCII"]),
     ("src/limiter/remote/leases/mod.rs::HELD", &["are denied to other processes, for up to {}."]),
     (
         "src/limiter/place_lines.rs::FAILED_POLLS_MAX + 1",
@@ -90,7 +96,7 @@ const PROMISES: &[Promise] = &[
     ("src/limiter/redis/connection/reconnect.rs::IDLE", &["the connection is probed after {} without a check"]),
     ("src/limiter/remote/events.rs::QUIET", &["no check has failed for {}.", "and none failed for {} |"]),
     ("src/limiter/store/silence.rs::DEADLINES", &["until nothing was heard for {} deadlines"]),
-    ("src/limiter/store/calls.rs::LISTENS", &["{} more, so that it knows that the store is there"]),
+    ("src/limiter/store/calls.rs::LISTENS", &["{} more, to notice that the store is not dead"]),
     (
         "src/limiter/store/postgres/builder.rs::CONNECTIONS",
         &[
@@ -111,9 +117,9 @@ const PROMISES: &[Promise] = &[
         "src/limiter/store/postgres/builder.rs::LOCK_WAIT_MAX",
         &["another transaction has locked: {_} to {},", "a max_lock_wait of {wait:?} is not possible: use {_} to {}"],
     ),
-    ("src/limiter/store/postgres/builder.rs::KEEPALIVE", &["TCP does so after {} without traffic"]),
+    ("src/limiter/store/postgres/builder.rs::KEEPALIVE", &["After {} without traffic, both TCP and the store"]),
     ("src/limiter/store/postgres/connections.rs::PING", &["an idle connection is asked every {} whether"]),
-    ("src/limiter/store/postgres/connections.rs::LATE", &["After {} without an answer other statements"]),
+    ("src/limiter/store/postgres/connections.rs::LATE", &["After {} without an answer, other statements"]),
     (
         "src/limiter/store/postgres/connections.rs::SILENT",
         &[
@@ -285,7 +291,7 @@ const OTHER_DEFAULTS: &[&str] = &[
     "by default 429",
     // None, or one of something.
     "its cost, by default one unit",
-    "takes. 1 by default",
+    "takes. The default is 1",
     "The default is 0, which stores no refusals.",
 ];
 

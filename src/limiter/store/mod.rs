@@ -87,7 +87,7 @@ pub use limiter::{StoreFuture, StoreLimiter};
 ///   Meanwhile no other call may wait for that future. So a store holds no lock across an `await`, and has a
 ///   connection for each call, or one connection that all calls share.
 /// * **Time.** A call that has no answer by the deadline fails its checks. The limiter waits for the answer for up to
-///   five more seconds, to notice that the store is not dead and to refund the charged units. Then it drops the call.
+///   five seconds more, to notice that the store is not dead and to refund the charged units. Then it drops the call.
 ///   So a store needs no timeout of its own.
 /// * The keys of a call are all different.
 ///

@@ -1,19 +1,20 @@
 //! The account of a key, which holds the units for all bodies of the key in this process.
 //!
-//! The account takes units from its limiter in batches. A batch is worth a [tick](BytePace::tick_us)
-//! at the quota's pace. The account asks for each batch at its slot, one after the other. So the
-//! burst of a quota does not become a burst of bytes, and the number of calls does not grow with the
-//! number of bodies. If the account asks late, it asks for more in proportion, so that neither the
-//! resolution of a timer nor the round trip to a store slows the pace. The first batch is half as
-//! large. So the bytes that were sent are at most half a batch ahead of the pace or behind it.
+//! The account takes units from its limiter in batches. A batch lasts for a
+//! [tick](BytePace::tick_us) at the quota's pace. The account asks for one batch after the other,
+//! each at its slot. So the burst of a quota does not become a burst of bytes, and the number of
+//! calls does not grow with the number of bodies. If the account asks late, it asks for more in
+//! proportion, so that neither the resolution of a timer nor the round trip to a store slows the
+//! pace. The first batch is half as large. So the bytes that were sent are at most half a batch
+//! ahead of the pace or behind it.
 //!
-//! Bodies stand in line for pieces of a batch, in the order in which they came. This is another
-//! line than that of requests, which wait for exactly what they cost. A body takes any part of a
-//! batch that all share.
+//! Bodies stand in line for pieces of a batch, in the order in which they came. This line is not
+//! the line of requests. A request waits for exactly its cost, but a body takes any part of a batch
+//! that all bodies share.
 //!
 //! No task runs for the account. Each waiting body has a timer for its expected turn. The body that
 //! is polled first asks the limiter, or polls an answer that is under way. So a body that is not
-//! polled delays no other for longer than a batch.
+//! polled delays no other body for longer than the time of a batch.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -31,46 +32,45 @@ use crate::clock::{Alarm, Timer, time_of};
 use crate::error::BoxError;
 use crate::limiter::Refund;
 
-/// The least time that a batch is worth at the pace of its quota.
+/// The shortest time for which a batch lasts at the pace of its quota.
 const BATCH_US: u64 = 50_000;
 
-/// The longest time that a batch of less than [`TICK_BYTES`] is worth. Half of it is less than one
-/// percent of ten seconds.
+/// The longest time for which a batch of less than [`TICK_BYTES`] lasts. Half of this time is less
+/// than one percent of ten seconds.
 const TICK_US: u64 = 150_000;
 
-/// The size of a batch for which a tick is long enough: to send a piece costs the processor time,
-/// whatever its size is.
+/// A tick need not be longer than the time of this many bytes. Ticks should not be shorter either,
+/// because sending a piece costs processor time, whatever the piece's size is.
 const TICK_BYTES: u64 = 32_768;
 
-/// A batch of a slow pace has at least this many bytes, if they are not worth more than
-/// [`SLOW_US`].
+/// A batch of a slow pace has at least this many bytes, if they last for at most [`SLOW_US`].
 const BATCH_BYTES: u64 = 1_024;
 
-/// The maximum time that the smallest batch is worth.
+/// The maximum time for which the smallest batch lasts.
 const SLOW_US: u64 = 1_000_000;
 
-/// The least piece of a batch for which a body is woken, if the batch is as large.
+/// The smallest piece of a batch, in bytes, for which a body is woken, unless the batch is smaller.
 const PIECE: u64 = 4_096;
 
-/// The longest time for which an account catches up, if bodies waited and it could not ask.
+/// The longest time for which an account catches up, if it could not ask while bodies waited.
 const LATE_US: u64 = 1_000_000;
 
-/// The longest time for which an account catches up, if no body waited, because a reader takes this
-/// long for a batch.
+/// The longest time for which an account catches up, if no body waited, because a reader may take
+/// this long for a batch.
 const IDLE_US: u64 = 200_000;
 
 /// The time after which an account that was denied asks again at the latest, in case its key was
 /// reset or its mode was switched.
 const RECHECK_US: u64 = 10_000_000;
 
-/// The first pause after a limiter has failed. Each further one is twice as long.
+/// The first pause after a limiter has failed. Each further pause is twice as long.
 const PAUSE_US: u64 = 100_000;
 
-/// The number of calls in a row that may fail before the bodies that wait are ended: within three
-/// seconds. Bodies that join later are ended by the next call if it fails, too.
+/// The number of consecutive calls that may fail before the waiting bodies are ended, which takes
+/// about three seconds. Bodies that join later are ended if the next call fails as well.
 const FAILURES_MAX: u32 = 5;
 
-/// The source of an account's units: a limiter, under a policy and a key.
+/// The source of an account's units, which is a limiter with a policy and a key.
 pub(crate) trait PaceSource: Send + Sync {
     /// Returns the pace that is in force now.
     fn terms(&self) -> PaceTerms;
@@ -105,7 +105,8 @@ impl BytePace {
         self.time_us(TICK_BYTES).clamp(BATCH_US, TICK_US)
     }
 
-    /// Returns the units of a time. The result is at least 1, and at most the maximum for one call.
+    /// Returns the number of units that this pace allows in a time. The result is at least 1, and
+    /// at most the maximum for one call.
     fn batch(self, time_us: u64) -> u64 {
         let of = |time_us: u64| {
             let units = u128::from(self.units) * u128::from(time_us) / u128::from(self.period_us.max(1));
@@ -114,17 +115,17 @@ impl BytePace {
         of(time_us).max(BATCH_BYTES.min(of(SLOW_US))).min(self.most).max(1)
     }
 
-    /// Returns the time that these units are worth.
+    /// Returns the time for which these units last at this pace.
     fn time_us(self, units: u64) -> u64 {
         let time_us = (u128::from(units) * u128::from(self.period_us)).div_ceil(u128::from(self.units.max(1)));
         u64::try_from(time_us).unwrap_or(u64::MAX)
     }
 }
 
-/// The part of a pace that this process asks for, in parts of 1,024. If processes that share a pace
-/// each asked for all of it, half of their calls would be denied, and the one that is a moment
-/// earlier would get everything. So a process asks for less after a denial, and for a little more
-/// after each success. TCP's connections reach equal parts by the same method.
+/// The part of a pace that this process asks for, in units of 1/1,024. If several processes share a
+/// pace and each asked for the whole pace, half of their calls would be denied, and the process
+/// that asks a moment earlier would get everything. So a process asks for less after a denial, and
+/// for a little more after each success. TCP connections reach equal parts by the same method.
 #[derive(Clone, Copy)]
 struct PaceShare(u64);
 
@@ -169,7 +170,7 @@ type LaterPaceAnswer = Pin<Box<dyn Future<Output = PaceAnswer> + Send>>;
 pub(crate) enum PaceAnswer {
     /// The units were taken, and may be used after the delay.
     Taken { refund: Option<Refund>, delay: Duration },
-    /// The units were not taken. Fewer of them remain.
+    /// The units were not taken, because fewer units remain.
     Denied { wait: Wait, remaining: u64 },
     /// The limiter failed, and bodies go on without it.
     FailedOpen,
@@ -193,13 +194,13 @@ struct AccountState {
     batches: VecDeque<UnitBatch>,
     /// The bodies that have units, stand in line, or will end in an error.
     bodies: HashMap<u64, BodyUnits>,
-    /// The units of all bodies.
+    /// The units that are assigned to bodies.
     assigned: u64,
-    /// The line: the bodies that wait, by turn.
+    /// The line of the bodies that wait, in the order of their turns.
     line: WaitList<BodyInLine>,
     turns: u64,
     numbers: u64,
-    /// The instant from which on the next batch may be asked for.
+    /// The instant from which on the account may ask for the next batch.
     slot_us: u64,
     /// True if the limiter's last answer was a denial.
     is_denied: bool,
@@ -209,7 +210,7 @@ struct AccountState {
     batch: (u64, u64),
     /// The part of the pace that this process asks for, see [`PaceShare`].
     share: PaceShare,
-    /// The units of the next batch, if a denial has left only so many.
+    /// The units of the next batch, if the last denial said that only this many remain.
     rest: Option<u64>,
     has_asked_for_rest: bool,
     failures: u32,
@@ -218,11 +219,11 @@ struct AccountState {
 /// The phase of an account.
 #[derive(Default)]
 enum AccountPhase {
-    /// It may ask at its slot.
+    /// The account may ask at its slot.
     #[default]
     Idle,
-    /// A body asks, or polls the answer, without the lock. `is_woken` becomes `true` if the answer
-    /// comes meanwhile.
+    /// A body asks the source, or polls its answer, without holding the lock. `is_woken` becomes
+    /// `true` if the answer comes meanwhile.
     Busy { is_woken: bool },
     /// The answer to this question is under way.
     Asked { answer: LaterPaceAnswer, question: PaceQuestion },
@@ -243,7 +244,7 @@ struct PaceQuestion {
 }
 
 struct UnitBatch {
-    /// The refund of what the limiter gave. `None` if the limiter failed, and the units are free.
+    /// The refund of the taken units. `None` if the limiter failed and the units were not charged.
     refund: Option<Refund>,
     left: u64,
 }
@@ -298,7 +299,7 @@ impl Account {
         Turnstile { account: Arc::clone(self), body, alarm: Alarm::default() }
     }
 
-    /// Asks at once if it was denied: the denial may not hold any more.
+    /// Makes the account ask at once if it was denied, because the denial may no longer apply.
     pub(super) fn let_ask(&self) {
         let Some(now_us) = time_of(&*self.timer) else { return };
         self.with(|state, wakers| {
@@ -309,7 +310,8 @@ impl Account {
         });
     }
 
-    /// Returns how many bytes a body may send now, at most `want`, or when it has to poll again.
+    /// Returns how many bytes a body may send now, at most `want`, or when the body has to poll
+    /// again.
     fn poll(&self, body: u64, want: u64, not_before_us: u64, waker: &Waker) -> UnitPoll {
         // No body waits if the timer cannot sleep.
         let Some(now_us) = time_of(&*self.timer) else { return UnitPoll::Ready(want) };
@@ -383,7 +385,8 @@ impl Account {
 }
 
 impl Drop for Account {
-    /// Refunds the units that were taken but not sent. The limiter itself refunds those of an answer under way.
+    /// Refunds the units that were taken but not sent. The limiter itself refunds the units of an answer under
+    /// way.
     fn drop(&mut self) {
         let AccountState { batches, phase, .. } = std::mem::take(&mut *lock(&self.state));
         let mut left: Vec<UnitBatch> = batches.into();
@@ -401,7 +404,8 @@ impl Drop for Account {
     }
 }
 
-/// The part of one body in an account. If it is dropped, the units of the body go to the others.
+/// One body's access to an account. When it is dropped, the units of the body go to the other
+/// bodies.
 pub(crate) struct Turnstile {
     account: Arc<Account>,
     body: u64,
@@ -409,8 +413,8 @@ pub(crate) struct Turnstile {
 }
 
 impl Turnstile {
-    /// Returns how many bytes the body may send, at most `want`. They belong to the body until it
-    /// [sends](Self::spend) them.
+    /// Returns how many bytes the body may send, at most `want`. These bytes belong to the body
+    /// until it [sends](Self::spend) them.
     pub(crate) fn poll(&mut self, want: u64, cx: &mut Context<'_>) -> Poll<Result<u64, Unpaced>> {
         let mut not_before_us = 0;
         loop {
@@ -427,7 +431,7 @@ impl Turnstile {
         }
     }
 
-    /// Notes that the body sends this many of the bytes that it may send.
+    /// Records that the body sends this many of the bytes that it may send.
     pub(crate) fn spend(&self, units: u64) {
         self.account.with(|state, _| state.spend(self.body, units));
     }
@@ -439,7 +443,7 @@ impl Drop for Turnstile {
     }
 }
 
-/// Lets other bodies ask if the application's code has panicked.
+/// Allows other bodies to ask if the application's code has panicked.
 struct BusyAccount<'a>(Option<&'a Account>);
 
 impl Drop for BusyAccount<'_> {
@@ -482,8 +486,8 @@ enum UnitPoll {
 /// The next step of a body.
 enum AccountStep {
     Done(UnitPoll),
-    /// It asks for a batch, `late_us` after the batch's slot, or for the `rest` that a denial has
-    /// left.
+    /// The body asks for a batch, `late_us` after the batch's slot, or for the `rest` that a denial
+    /// has left.
     Ask {
         late_us: u64,
         is_first: bool,
@@ -502,7 +506,8 @@ impl AccountState {
         self.batches.iter().map(|batch| batch.left).sum::<u64>().saturating_sub(self.assigned)
     }
 
-    /// Decides what a body does. The body does not poll an answer again that it `has_polled`.
+    /// Decides the next step of a body. If `has_polled` is true, the body does not poll an answer
+    /// again.
     fn step(
         &mut self,
         body: u64,
@@ -597,7 +602,7 @@ impl AccountState {
         begins_us.saturating_add(batches.saturating_mul(time_us)).max(now_us.saturating_add(1))
     }
 
-    /// Takes note of an answer.
+    /// Applies an answer to the state.
     fn apply(&mut self, answer: PaceAnswer, question: PaceQuestion, now_us: u64, asker: u64, wakers: &mut Wakers) {
         let PaceQuestion { units, pace, whole, at_us, gap_us } = question;
         self.phase = AccountPhase::Idle;
@@ -651,7 +656,8 @@ impl AccountState {
         self.distribute(asker, wakers);
     }
 
-    /// Returns whether to ask at once for the units that remain after a denial, at most once.
+    /// Returns whether the account asks at once for the units that remain after a denial. It does
+    /// so at most once for each batch.
     fn takes_the_rest(&mut self, denied: u64, remaining: u64) -> bool {
         let is_worth_it = remaining < denied && remaining >= denied.div_ceil(2);
         is_worth_it && !std::mem::replace(&mut self.has_asked_for_rest, true)
@@ -663,8 +669,8 @@ impl AccountState {
         (self.batch, self.slot_us) = ((units, time_us), from_us.saturating_add(time_us));
     }
 
-    /// Gives units that no body has to those in line, in order, and wakes them, except the one that
-    /// is being polled.
+    /// Assigns free units to the bodies in line, in order, and wakes these bodies, except the body
+    /// that is being polled.
     fn distribute(&mut self, polled: u64, wakers: &mut Wakers) {
         let mut free = self.free();
         let share = (free / (self.line.len() as u64).max(1)).max(PIECE); // no wider than 64 bits
@@ -690,7 +696,7 @@ impl AccountState {
         self.wake_foremost(next_us, polled, wakers);
     }
 
-    /// Wakes the foremost bodies in line whose timers are later than this instant, except the one
+    /// Wakes the foremost bodies in line whose timers are later than this instant, except the body
     /// that is being polled.
     fn wake_foremost(&mut self, until_us: u64, polled: u64, wakers: &mut Wakers) {
         self.line.wake_foremost(|_, waiting| (waiting.body != polled).then_some(until_us), wakers);
@@ -704,7 +710,7 @@ impl AccountState {
         }
     }
 
-    /// Ends the bodies in line in an error.
+    /// Ends the bodies in line with an error.
     fn end_line(&mut self, reason: Unpaced, wakers: &mut Wakers) {
         while let Some((_, waiting)) = self.line.pop_first(wakers) {
             let held = self.bodies.entry(waiting.body).or_default();

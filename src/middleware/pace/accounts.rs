@@ -13,16 +13,16 @@ use crate::key::Key;
 /// The fingerprint of a policy's name, its quota, and a key.
 pub(crate) type AccountId = (u64, AccountOf, Key);
 
-/// The quota of an account, among those that have one name.
+/// The quota of an account, among the quotas of policies with one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum AccountOf {
-    /// The plan with this number, of which a rule has one or several. Its quota may be switched.
+    /// The plan with this number. A rule has one or several plans, whose quotas may be switched.
     Plan(usize),
     /// The quota with this fingerprint, which requests bring.
     Quota(u64),
 }
 
-/// The accounts of a layer. A key has one only while it has bodies.
+/// The accounts of a layer. A key has an account only while it has bodies.
 pub(crate) struct Accounts {
     accounts: Mutex<HashMap<AccountId, CountedAccount>>,
     timer: Arc<dyn Timer>,
@@ -39,7 +39,7 @@ impl Accounts {
         Arc::new(Self { accounts: Mutex::default(), timer })
     }
 
-    /// Lets a body enter the account of its key.
+    /// Enters a body into the account of its key.
     pub(crate) fn enter(self: &Arc<Self>, id: AccountId, source: impl FnOnce() -> Box<dyn PaceSource>) -> BodyAccount {
         let account = {
             let mut accounts = lock(&self.accounts);
@@ -51,8 +51,8 @@ impl Accounts {
         BodyAccount { turnstile: account.enter(), _counted: CountedBody { accounts: Arc::clone(self), id } }
     }
 
-    /// Lets the accounts of these keys ask at once if they were denied, because a quota has changed
-    /// or a key was reset.
+    /// Makes the accounts that `concerns` accepts ask at once if they were denied, because a quota
+    /// has changed or a key was reset.
     pub(crate) fn let_ask(&self, concerns: impl Fn(&AccountId) -> bool) {
         let concerned =
             |(id, counted): (&AccountId, &CountedAccount)| concerns(id).then(|| Arc::clone(&counted.account));
@@ -70,7 +70,7 @@ impl Accounts {
         lock(&self.accounts).len()
     }
 
-    /// Returns the account if no body is left in it.
+    /// Removes a body from an account. Returns the account if no body is left in it.
     fn leave(&self, id: &AccountId) -> Option<Arc<Account>> {
         let mut accounts = lock(&self.accounts);
         let counted = accounts.get_mut(id)?;
@@ -88,14 +88,14 @@ impl fmt::Debug for Accounts {
     }
 }
 
-/// A body's place in the account of its key, until it is dropped.
+/// A body's place in the account of its key, until this value is dropped.
 pub(crate) struct BodyAccount {
     /// Dropped first, so that the last body of an account leaves before the account is dropped.
     pub(crate) turnstile: Turnstile,
     _counted: CountedBody,
 }
 
-/// Counts one body of an account, until it is dropped.
+/// Counts one body of an account, until this value is dropped.
 struct CountedBody {
     accounts: Arc<Accounts>,
     id: AccountId,

@@ -19,7 +19,7 @@ use crate::event::LayerEvent;
 use crate::outcome::Observer;
 use crate::policy::Policy;
 
-/// The paces of one body. The slowest decides.
+/// The paces of one body. The slowest of them decides.
 #[derive(Default)]
 pub(crate) struct BodyPaces(SmallVec<[BodyPace; 1]>);
 
@@ -31,8 +31,7 @@ struct BodyPace {
     report: Option<PaceReport>,
 }
 
-/// Reports one pace of a body to the observer: that it begins, and that it has ended when this is
-/// dropped.
+/// Reports the beginning of a body's pace to the observer and, when this value is dropped, its end.
 pub(crate) struct PaceReport {
     observer: Arc<dyn Observer>,
     timer: Arc<dyn Timer>,
@@ -60,7 +59,7 @@ impl Drop for PaceReport {
 }
 
 impl BodyPaces {
-    /// Adds a pace. The first `free` bytes do not wait for it.
+    /// Adds a pace. The first `free` bytes do not wait for this pace.
     pub(crate) fn add(&mut self, account: BodyAccount, free: u64, report: Option<PaceReport>) {
         self.0.push(BodyPace { account, free, report });
     }
@@ -69,8 +68,8 @@ impl BodyPaces {
         self.0.is_empty()
     }
 
-    /// Takes the units of at most `want` bytes, and at least one. All accounts are asked before the
-    /// body waits, so that it waits for all at once.
+    /// Takes the units of at most `want` bytes, and of at least one byte. All accounts are asked
+    /// before the body waits, so that it waits for all of them at the same time.
     fn poll(&mut self, want: u64, cx: &mut Context<'_>) -> Poll<Result<u64, Unpaced>> {
         let mut units = Some(want);
         for pace in &mut self.0 {
@@ -101,8 +100,8 @@ impl BodyPaces {
 pin_project! {
     /// A body at a pace. Its frames are cut to the bytes that may pass.
     ///
-    /// It takes a frame first and then waits for its units. So a body that has nothing to send
-    /// holds none, and a reader that stops makes it hold one frame.
+    /// The body takes a frame first, and then waits for the frame's units. So a body that has
+    /// nothing to send holds no units, and a body whose reader stops holds one frame.
     pub(crate) struct PacedBody<B> {
         #[pin]
         body: B,

@@ -20,7 +20,7 @@ use crate::middleware::ticket::Ticket;
 use crate::refusal::RefusalBody;
 use crate::setup_warning::SetupWarningKind;
 
-/// Gives the body of a request its pace, if it has one.
+/// Gives the body of a request its pace, if the request has a pace.
 #[inline]
 pub(crate) fn pace_request<B, L>(layer: &Arc<Compiled<L>>, request: &mut Request<B>, ticket: &Ticket)
 where
@@ -54,7 +54,7 @@ fn pace_body(body: &mut dyn Any, paces: BodyPaces) -> Option<BodyPaces> {
     paces
 }
 
-/// Gives a body its pace if it is of this type.
+/// Gives a body its pace if the body's type is `T`.
 fn replace<T: ResponseBody>(body: &mut dyn Any, paces: &mut Option<BodyPaces>) {
     let Some(body) = body.downcast_mut::<T>() else { return };
     let Some(paces) = paces.take() else { return };

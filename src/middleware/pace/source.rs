@@ -36,7 +36,8 @@ pub(crate) fn paces<L: Limiter>(layer: &Arc<Compiled<L>>, paced: &[PacedBy], bod
     paces
 }
 
-/// Returns the account of a policy and a key. If the quota is switched, the account stays.
+/// Returns the identity of the account of a policy and a key. If the quota is switched, the account
+/// stays.
 fn account_id<L: Limiter>(layer: &Compiled<L>, paced: &PacedBy, policy: &Policy) -> AccountId {
     let which = match &paced.own {
         Some(own) => AccountOf::Quota(own.quota().fingerprint()),
@@ -48,7 +49,8 @@ fn account_id<L: Limiter>(layer: &Compiled<L>, paced: &PacedBy, policy: &Policy)
 /// A policy and a key of a layer's limiter.
 struct LimiterSource<L: Limiter> {
     layer: Arc<Compiled<L>>,
-    /// What replaces the layer's configuration. Held, because bodies may outlast their service.
+    /// The holder of the layer's latest configuration. It is kept here, because bodies may outlast
+    /// their service.
     _latest: Option<Arc<Latest<Compiled<L>>>>,
     paced: PacedBy,
 }
@@ -59,7 +61,8 @@ impl<L: Limiter> LimiterSource<L> {
         Self { layer: Arc::clone(layer), _latest: latest, paced: paced.clone() }
     }
 
-    /// Returns the pace and the policy to take units under. Returns `None` if bodies do not wait.
+    /// Returns the pace, and the policy under which units are taken. Returns `None` if bodies do
+    /// not wait.
     fn pace(&self) -> Option<(BytePace, Policy)> {
         // A rule that no longer exists paces nothing.
         let (newer, at) = self.layer.latest_index(self.paced.policy)?;
@@ -107,7 +110,7 @@ impl<L: Limiter> PaceSource for LimiterSource<L> {
     }
 }
 
-/// Returns the faster one of two quotas that have a pace.
+/// Returns `other` if it has a pace and is the faster of the two quotas. Otherwise returns `one`.
 fn faster<'a>(one: &'a Quota, other: &'a Quota) -> &'a Quota {
     // Compares the rates by cross-multiplication, which needs no division.
     let units = |quota: &Quota, period: &Quota| u128::from(quota.limit()) * u128::from(period.spec().period_us);
@@ -146,7 +149,7 @@ enum IsOverload {
     No,
 }
 
-/// Returns the effect of a failure of the limiter, as for a request.
+/// Returns the effect of a failure of the limiter, which is the same as for a request.
 fn failure<L: Limiter>(layer: &Compiled<L>, is_overload: IsOverload) -> PaceAnswer {
     let passes = match layer.settings.on_error {
         OnError::Deny => false,

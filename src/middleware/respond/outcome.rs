@@ -26,7 +26,8 @@ impl Ticket {
         Outcome::new(self.kind, statuses.collect()).lacking_peer(self.lacks_peer)
     }
 
-    /// Reports the outcome to the observer. Returns it if the request has to carry it to the service.
+    /// Reports the outcome to the observer. Returns the outcome if the request has to carry it to the
+    /// service.
     #[inline]
     pub(crate) fn report<L>(&self, layer: &Compiled<L>, request: &Head<'_>) -> Option<Outcome> {
         let carries = layer.settings.expose_outcome || self.kind.is_always_exposed();
@@ -39,7 +40,7 @@ impl Ticket {
     }
 
     /// Reports that the request was dropped before the limiter answered. A panic of the application's observer ends
-    /// here, because this is called while a value is dropped.
+    /// here, because this method is called while a value is dropped.
     #[cold]
     pub(crate) fn report_dropped<L>(&mut self, layer: &Compiled<L>, request: &Head<'_>) {
         self.decide(layer, OutcomeCause::Dropped);

@@ -1,4 +1,4 @@
-//! The response to a request: the service's own with headers added, or a refusal.
+//! The response to a request: the service's response with headers added, or a refusal.
 
 use std::hash::BuildHasher;
 
@@ -19,7 +19,7 @@ use crate::outcome::{Outcome, OutcomeKind};
 use crate::refusal::RefusalBody;
 
 impl Ticket {
-    /// Returns the headers of the service's response, or `None` if it gets none.
+    /// Returns the headers of the service's response, or `None` if the response gets no headers.
     #[inline]
     pub(crate) fn due_headers<L>(&self, layer: &Compiled<L>) -> Option<DueHeaders> {
         let has_headers = self.is_answered && !layer.responses.headers.is_silent_if_passed;
@@ -31,7 +31,7 @@ impl Ticket {
         self.with_views(layer, false, |views| layer.responses.headers.due(views))
     }
 
-    /// Adds to the service's response what the layer reports.
+    /// Adds the headers and the outcome that the layer reports to the service's response.
     pub(crate) fn finish<L>(&self, layer: &Compiled<L>, response: &mut response::Parts) {
         self.add_headers(layer, &mut response.headers, response.status);
         if layer.settings.expose_outcome || self.kind.is_always_exposed() {
@@ -49,7 +49,7 @@ impl Ticket {
         }
     }
 
-    /// Adds to the overflow's response what a refusal reports.
+    /// Adds the headers and the outcome of a refusal to the overflow's response.
     pub(crate) fn finish_overflow<L, B>(&self, layer: &Compiled<L>, response: &mut Response<B>) {
         store_only_if_allowed(response.headers_mut());
         self.add_refusal_headers(layer, self.seed(layer), response);
@@ -72,7 +72,8 @@ impl Ticket {
         }
     }
 
-    /// Returns the response to a request that does not pass. `into_body` converts its body.
+    /// Returns the response to a request that does not pass. `into_body` converts the response's
+    /// body.
     #[cold]
     pub(crate) fn refuse<L: Limiter, B>(
         &self,
@@ -128,7 +129,7 @@ impl Ticket {
         self.with_views(layer, true, |views| layer.responses.headers.fill(layout, views, seed))
     }
 
-    /// Adds to a response what a refusal reports.
+    /// Adds the headers of a refusal to a response.
     fn add_refusal_headers<L, B>(&self, layer: &Compiled<L>, seed: u64, response: &mut Response<B>) {
         let rendered = self.with_views(layer, true, |views| layer.responses.headers.render(views, Some(seed)));
         if let Some(mut rendered) = rendered {
@@ -169,8 +170,8 @@ impl Ticket {
         }
     }
 
-    /// Returns the seed of a refusal's jitter. It is equal for all refusals of a key, so that a client cannot draw
-    /// again.
+    /// Returns the seed of a refusal's jitter. The seed is the same for all refusals of a key, so that a client
+    /// cannot get another jitter by asking again.
     fn seed<L>(&self, layer: &Compiled<L>) -> u64 {
         // After a failure of the limiter, clients get different waits, even if the waits of quotas have no jitter.
         if !layer.responses.headers.is_jittered() && self.kind != OutcomeKind::FailedClosed {
@@ -181,8 +182,8 @@ impl Ticket {
     }
 }
 
-/// Forbids caches to store a response that replaces the usual one, unless the service has set `Cache-Control`,
-/// because a client within its quota must not get it.
+/// Forbids caches to store a response that replaces the usual response, because a client within its quota must
+/// not get it. A `Cache-Control` that the service has set stays.
 fn store_only_if_allowed(headers: &mut HeaderMap) {
     if let Ok(Entry::Vacant(vacant)) = headers.try_entry(CACHE_CONTROL) {
         let _ = vacant.try_insert(HeaderValue::from_static("no-store"));
