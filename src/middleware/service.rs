@@ -1,5 +1,5 @@
-//! The service. A request is decided in `call` if the limiter answers at once, so the service is called without a
-//! clone.
+//! The rate-limited service. If the limiter answers at once, `call` decides the request, so the inner service is
+//! called without a clone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,25 +22,26 @@ use crate::limiter::memory::limiter::MemoryLimiter;
 
 /// A service with limited rates, made by a [`RateLimitLayer`](crate::RateLimitLayer).
 ///
-/// It is a `Service` if the response body of the inner service is a [`ResponseBody`]. Axum's body
-/// (feature `axum`) and tonic's (feature `tonic`) are. For every other body, end the layer with
-/// [`.wrap_body()`](crate::RateLimitLayer::wrap_body). That is also the fix if the compiler finds no
-/// method `call`, `ready` or `oneshot`.
+/// This type is a `Service` if the response body of the inner service is a [`ResponseBody`]. Axum's
+/// body (feature `axum`) and tonic's body (feature `tonic`) are such bodies. For every other body,
+/// end the layer with [`.wrap_body()`](crate::RateLimitLayer::wrap_body). That is also the fix if
+/// the compiler finds no method `call`, `ready` or `oneshot`.
 ///
 /// The request's body may be any [`http_body::Body`](Body), because the layer [discards the
-/// rest](crate::RateLimitLayer::discard_body) of refused requests. For a test, `String` is one, and
-/// `()` is not.
+/// rest](crate::RateLimitLayer::discard_body) of refused requests. For a test, `String` is a body,
+/// and `()` is not.
 ///
-/// * Its readiness is the inner service's own, and it calls the very service that was made ready. A refused request
-///   releases that readiness, for example the permit that an inner concurrency limit reserved.
+/// * The readiness of this service is the inner service's own, and it calls the very service that was made ready. A
+///   refused request releases that readiness, for example the permit that an inner concurrency limit reserved.
 /// * Its errors are the inner service's own. A refusal is a response.
 /// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. Once the inner
 ///   service was called, the charge is kept, even if the future is dropped before it was polled. A correction
-///   after the response is made once: by its head, or when its body has ended or was dropped.
+///   after the response is made once: when the response's head has come, or when its body has ended or was
+///   dropped.
 pub struct RateLimit<S, L = MemoryLimiter, O = NoOverflow> {
     inner: S,
     layer: Arc<Compiled<L>>,
-    /// Holds the configuration that is in force now, if it can change.
+    /// Holds the configuration that is in force now, if the configuration can change.
     latest: Option<Arc<Latest<Compiled<L>>>>,
     overflow: O,
 }
@@ -61,7 +62,7 @@ impl<S, L, O> RateLimit<S, L, O> {
         &self.inner
     }
 
-    /// Returns the inner service by mutable reference.
+    /// Returns a mutable reference to the inner service.
     pub fn inner_mut(&mut self) -> &mut S {
         &mut self.inner
     }
@@ -154,7 +155,8 @@ impl<S, L, O> RateLimit<S, L, O> {
     }
 }
 
-/// Calls a service. Not inlined, so that one function writes its future in place, and the future is not moved.
+/// Calls a service. This function is not inlined, so that one function writes the service's future in place,
+/// and the future is not moved.
 #[inline(never)]
 fn call_in_place<S: Service<R>, R>(service: &mut S, request: R) -> S::Future {
     service.call(request)

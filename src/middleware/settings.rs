@@ -38,16 +38,17 @@ pub(super) struct Settings {
     pub(super) timer: Option<Arc<dyn Timer>>,
     pub(super) max_waiting: Option<usize>,
     pub(super) max_in_line: Option<usize>,
-    /// How long a message of a connection may wait; zero if it is refused at once.
+    /// How long a message of a connection may wait; zero if a message over its quota is refused at
+    /// once.
     pub(super) max_message_wait: Duration,
-    /// How much of a refused request is read, if that was set.
+    /// The bounds for reading a refused request's body, if they were set.
     pub(super) discard: Option<DiscardBounds>,
     /// Whether the layer has an overflow.
     pub(super) overflows: bool,
 }
 
 impl Settings {
-    /// The settings of a layer whose rules come from a source.
+    /// Makes the settings of a layer whose rules come from a source.
     #[cfg(feature = "rules")]
     pub(super) fn sourced(source: Arc<dyn RuleSource>) -> Self {
         let source = Some(Sourced { source, version: None, rules: 0, lists: 0, finder: None });
@@ -56,7 +57,7 @@ impl Settings {
         settings
     }
 
-    /// Adds a rule after the present ones.
+    /// Adds a rule after the present rules.
     pub(super) fn add_rule(&mut self, mut rule: BoundRule) {
         rule.place_behind(&mut self.names);
         self.has_switches |= rule.rule().switch.is_some();
@@ -90,8 +91,8 @@ impl Settings {
         Some((&**sourced.finder.as_ref()?, sourced.rules))
     }
 
-    /// Replaces the source's rules and lists by its present ones. The program's own come after them. Returns whether
-    /// the source had a new version.
+    /// Replaces the source's rules and lists with the present ones of the source. The program's own rules and lists
+    /// come after them. Returns whether the source had a new version.
     pub(super) fn follow_source(&mut self) -> bool {
         let Some(sourced) = &mut self.source else { return false };
         let now = sourced.source.current();
@@ -111,7 +112,7 @@ impl Settings {
     }
 }
 
-/// A source of rules, and the number of the layer's rules and lists that are from it.
+/// A source of rules, and the numbers of the layer's rules and lists that come from this source.
 #[derive(Clone)]
 pub(super) struct Sourced {
     pub(super) source: Arc<dyn RuleSource>,
@@ -124,7 +125,7 @@ pub(super) struct Sourced {
 labelled! {
     /// Says how a request is answered if the limiter fails to decide.
     ///
-    /// A third way is to let another limiter decide during the failure:
+    /// Alternatively, another limiter can decide during the failure:
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter).
     #[derive(Default)]
     OnError,
@@ -134,13 +135,13 @@ labelled! {
         /// a limit must not stop silently.
         #[default]
         Deny = "deny",
-        /// Lets the request pass, without rate-limit headers, if the limiter's store failed. If this process is
-        /// [overloaded](crate::limiter::Limiter::is_overload), the request is refused as by `Deny`, because clients can
-        /// cause that with many requests at once.
+        /// The request passes, without rate-limit headers, if the limiter's store failed. If this process is
+        /// [overloaded](crate::limiter::Limiter::is_overload), the request is refused as with `Deny`, because clients
+        /// can cause an overload with many requests at once.
         ///
         /// Clients that can make the store slow, by load or otherwise, can also cause requests to pass.
         Allow = "allow",
-        /// Lets the request pass whatever the failure is. A client that sends enough requests at once is then not
+        /// The request passes, whatever the failure is. A client that sends enough requests at once is then not
         /// limited.
         AllowAlways = "allow-always",
     }

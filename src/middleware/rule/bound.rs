@@ -1,4 +1,4 @@
-//! A rule of a layer: with the extractor of its key, and with policies whose names no other rule of the layer has.
+//! A rule of a layer, with the extractor of its key. No other rule of the layer has the names of its policies.
 
 use std::any::TypeId;
 use std::fmt;
@@ -19,15 +19,18 @@ use crate::quota::Quota;
 #[derive(Clone)]
 pub(crate) struct BoundRule {
     rule: Rule,
-    /// Returns the key, or the shared key of requests without one if the rule says so.
+    /// Returns a request's key. For a request without a key, returns the shared key if the rule
+    /// says so.
     extract: Read<Option<Key>>,
-    /// The type of the extractor, if all rules with this type have the same keys. That is so if it captures nothing.
+    /// The type of the extractor, if all rules with this type have the same keys. That is so if the extractor
+    /// captures nothing.
     extractor: Option<TypeId>,
-    /// The index of its first policy among those of the layer.
+    /// The index of the rule's first policy among the layer's policies.
     first: usize,
     /// The source of the extractor's address.
     by: AddressSource,
-    /// The first name that the application chose and another rule of the layer has, and the name instead of it.
+    /// The first name that the application chose but another rule of the layer has, and the name that replaces
+    /// it.
     numbered: Option<[Box<str>; 2]>,
 }
 
@@ -74,8 +77,8 @@ impl BoundRule {
         self.rule.policies.len() == 1 || self.rule.choose.is_some()
     }
 
-    /// Lets single keys have quotas of their own. Does nothing if they [cannot](Self::can_override_quota), or if
-    /// requests bring their quotas.
+    /// Allows single keys to have quotas of their own. Does nothing if single keys
+    /// [cannot](Self::can_override_quota) have them, or if requests bring their quotas.
     #[cfg(all(feature = "rules", feature = "tokio"))]
     pub(crate) fn override_quota(&mut self, overrides: &Overrides<Quota>) {
         if !self.can_override_quota() || self.rule.quota_from.is_some() {
@@ -109,19 +112,20 @@ impl BoundRule {
         self.by != AddressSource::Other
     }
 
-    /// Returns the rule with its policies behind `first` others, whose names differ.
+    /// Returns the rule with its policies placed after `first` other policies, which have other
+    /// names.
     #[cfg(feature = "rules")]
     pub(crate) fn behind(self, first: usize) -> Self {
         Self { first, ..self }
     }
 
-    /// Returns the index behind its last policy.
+    /// Returns the index after the rule's last policy.
     pub(crate) fn end(&self) -> usize {
         self.first + self.policies().len()
     }
 
-    /// Takes its place behind the rules that have `taken` their names, and gives each policy whose name is taken a free
-    /// one: `api` becomes `api-2`, `api-3` and so on.
+    /// Places the rule after the rules whose names are `taken`, and gives each policy whose name is taken a free name:
+    /// `api` becomes `api-2`, `api-3` and so on.
     pub(crate) fn place_behind(&mut self, taken: &mut TakenNames) {
         self.first = taken.policies();
         for at in 0..self.policies().len() {
@@ -147,23 +151,25 @@ impl BoundRule {
         self.add_names(taken);
     }
 
-    /// Adds its names to those that are taken.
+    /// Adds the rule's names to the taken names.
     pub(crate) fn add_names(&self, taken: &mut TakenNames) {
         taken.add(self.policies().len(), self.names());
     }
 
-    /// The name that the application chose but another rule of the layer has, and the name that replaces it.
+    /// Returns the name that the application chose but another rule of the layer has, and the name that
+    /// replaces it.
     pub(crate) fn numbered(&self) -> Option<&[Box<str>; 2]> {
         self.numbered.as_ref()
     }
 
-    /// Returns the names of its policies and of the linked one, and the names under which their states are stored.
+    /// Returns the names of the rule's policies and of its linked policy, and the names under which their states
+    /// are stored.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let policies = self.policies().iter().chain(self.rule.linked.as_ref().map(|linked| &linked.policy));
         policies.flat_map(|policy| [policy.name(), policy.stored_name()])
     }
 
-    /// Returns the policy with a new name, and a new name for its states, if its own is taken.
+    /// Returns the policy with free names for itself and its states, if one of its names is taken.
     fn renamed(&self, at: usize, taken: &mut TakenNames) -> Option<Policy> {
         let policy = self.policies().get(at)?;
         // All plans of a rule have the same name.
@@ -191,9 +197,10 @@ impl BoundRule {
         }
     }
 
-    /// Returns how the rule matches a request. After the first condition that does not hold, it checks nothing else.
+    /// Returns how the rule matches a request. After the first condition that does not hold, this method checks
+    /// nothing else.
     ///
-    /// `see_quota` gets the quota that the request brings, if it does. `find_key` returns the [key](Self::key), or a
+    /// `see_quota` gets the quota that the request brings, if any. `find_key` returns the [key](Self::key), or a
     /// stand-in if rules share the key.
     #[inline(always)]
     pub(crate) fn match_request<K>(
@@ -236,13 +243,14 @@ impl BoundRule {
         }
     }
 
-    /// Returns the key of a request that the rule applies to.
+    /// Returns the key of a request to which the rule applies.
     #[inline]
     pub(crate) fn key(&self, head: &Head<'_>) -> Option<Key> {
         (self.extract)(head)
     }
 
-    /// Returns whether a request has the same key for both rules, because they have one extractor.
+    /// Returns whether a request has the same key for both rules, because the rules have the same
+    /// extractor.
     #[inline]
     pub(crate) fn has_key_of(&self, other: &Self) -> bool {
         self.extractor.is_some() && self.extractor == other.extractor

@@ -1,4 +1,4 @@
-//! Rules: a name and quotas, the requests that they apply to, and what these cost.
+//! Rules: their names and quotas, the requests that they apply to, and the costs of these requests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use super::switch::QuotaSwitch;
 /// A closure of the application over a request's head.
 pub(crate) type Read<T> = Arc<dyn Fn(&Head<'_>) -> T + Send + Sync>;
 
-/// A *named* quota, as a layer applies it: to which requests, at what cost, and what happens to a
-/// request without a key.
+/// A *named* quota with its options: the requests that it applies to, their costs, and the
+/// treatment of a request without a key.
 ///
-/// By default a rule applies to every request, each costs 1, and a request without a key is
+/// By default a rule applies to every request, each request costs 1, and a request without a key is
 /// refused. The name is in headers, in metrics, and part of the stored state.
 ///
-/// A [`Quota`] is accepted wherever a layer takes a rule. It becomes a rule named after its words:
-/// `100-per-minute`.
+/// A layer accepts a [`Quota`] in place of a rule. The quota becomes a rule that is named after the
+/// quota's words: `100-per-minute`.
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, MissingKey, Quota, RateLimitLayer, Rule, key};
@@ -44,21 +44,23 @@ pub(crate) type Read<T> = Arc<dyn Fn(&Head<'_>) -> T + Send + Sync>;
 pub struct Rule {
     /// At least one.
     pub(crate) policies: Vec<Policy>,
-    /// Chooses the policy that applies. Without it all apply.
+    /// Chooses the policy that applies. Without this closure, all policies apply.
     pub(crate) choose: Option<Read<Option<usize>>>,
-    /// A request must meet all of them.
+    /// The conditions, all of which a request must meet.
     pub(crate) conditions: Vec<Condition>,
-    /// The paths that it applies to, if there are any. The layer finds its rules by an index of these.
+    /// The path patterns of the rule, if it has any. The layer finds its rules with an index of these
+    /// patterns.
     pub(crate) paths: Vec<PathPattern>,
     pub(crate) cost: Option<Read<u64>>,
     pub(crate) missing_key: MissingKey,
-    /// The rule's mode. Without it the rule enforces.
+    /// The rule's mode. Without a mode, the rule enforces.
     pub(crate) mode: Option<ModeSwitch>,
     pub(crate) warn_at_percent: Option<u8>,
     pub(crate) linked: Option<LinkedPolicy>,
-    /// The switch, if the quota of the only policy follows one.
+    /// The switch that the quota of the only policy follows, if any.
     pub(crate) switch: Option<QuotaSwitch>,
-    /// Reads the quota of each request, for which the only policy stands in.
+    /// Reads the quota of each request, if requests bring their quotas. The only policy is then a
+    /// stand-in.
     pub(crate) quota_from: Option<QuotaFrom>,
     pub(crate) settlement: Settlement,
     /// True if the held units of a concurrency limit are returned when the response's head is sent.
@@ -72,9 +74,10 @@ pub struct Rule {
 /// A condition of a rule.
 #[derive(Clone)]
 pub(crate) struct Condition {
-    /// The reason why the rule does not charge a request that does not meet it.
+    /// The reason why the rule does not charge a request that does not meet this condition.
     pub(crate) of: NotCharged,
-    /// Returns the words of the condition, if it has any. They may say when the condition changes.
+    /// Returns the words of the condition, if it has any. These words may say when the condition
+    /// changes.
     pub(crate) expected: Option<Words>,
     pub(crate) holds: Read<bool>,
 }
@@ -101,7 +104,7 @@ impl QuotaFrom {
     }
 }
 
-/// A policy that is charged together with a rule's own.
+/// A policy that is charged together with a rule's own policies.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkedPolicy {
     pub(crate) policy: Policy,
@@ -111,9 +114,9 @@ pub(crate) struct LinkedPolicy {
 /// The role of a linked policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkedRole {
-    /// It counts refusals by the rule's own policies.
+    /// The policy counts refusals by the rule's own policies.
     Block,
-    /// It counts units beyond the rule's own quota.
+    /// The policy counts units beyond the rule's own quota.
     Meter,
 }
 
@@ -134,13 +137,14 @@ impl Rule {
     /// request is charged to all of them or to none. Each quota is a policy of its own, so that headers,
     /// refusals and metrics distinguish them.
     ///
-    /// A quota in a pair with a name is called `client-burst`. A quota without a name is listed by its
-    /// words, `client-10-per-second`. Give names if clients, dashboards or alerts depend on them,
-    /// because the words change with the quota.
+    /// If a quota is in a pair with the name `burst`, its policy is called `client-burst`. The policy
+    /// of a quota without a name is called after the quota's words, `client-10-per-second`. Give names
+    /// if clients, dashboards or alerts depend on them, because the words change with the quota.
     ///
-    /// When a quota changes, its usage is kept: a quota with a name by that name, a quota without one
-    /// by its place in the list. So append to a list without names, or give names before you change the
-    /// order. The first place without a name keeps the usage of [`Rule::new`](Self::new) with this name.
+    /// When a quota changes, its usage is kept. A quota with a name is recognised by its name, and a
+    /// quota without a name by its place in the list. So append to a list without names, or give names
+    /// before you change the order. The first quota without a name keeps the usage of a
+    /// [`Rule::new`](Self::new) with the name of this rule.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -154,7 +158,7 @@ impl Rule {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if there is no quota, if two quotas count alike or have one name, or if a
+    /// Returns an error if there is no quota, if two quotas count alike or have the same name, or if a
     /// policy's name would be invalid; see [`new`](Self::new). The words of a usual quota add about 15
     /// characters to the name.
     pub fn all_of<P: Into<Part>>(
@@ -175,12 +179,12 @@ impl Rule {
     /// When the plan of a key changes, its usage is kept:
     ///
     /// * A client that has used 80 of 100 and upgrades to 1,000 has 920 left.
-    /// * A client that downgrades with more usage than the smaller plan allows must wait until
-    ///   enough of it has expired. Until a request is admitted under the smaller plan, usage expires at
-    ///   the larger plan's pace. The reported wait counts with the smaller plan's pace, so it can be far
+    /// * A client that downgrades with more usage than the smaller plan allows must wait until enough of
+    ///   its usage has expired. Until a request is admitted under the smaller plan, usage expires at the
+    ///   larger plan's pace. The reported wait counts with the smaller plan's pace, so it can be far
     ///   longer than needed; see [the rules](crate::quota#when-a-quota-changes).
-    /// * Each quota gets the [debt](Quota::max_debt) that the largest one needs to keep its usage, as far
-    ///   as a debt may go.
+    /// * Each quota gets the [debt](Quota::max_debt) that it needs to keep the usage of the largest
+    ///   quota, up to the maximum debt.
     /// * Each change may round the used amount up by less than a unit, never down. So changing back
     ///   and forth gains nothing. All requests of one key should have the same plan.
     /// * A quota of 0 remembers nothing.
@@ -239,19 +243,19 @@ impl Rule {
         Ok(Self { choose: Some(choose), ..Self::of(Policy::named_plans(name.as_ref(), quotas)?) })
     }
 
-    /// Makes a rule of several plans like [`plans`](Self::plans), which keeps the used share when a
-    /// key's plan changes, instead of the used amount. A client that has used 60 of 100 and
-    /// upgrades to 1,000 has 400 left. If it then downgrades, it has 40 left.
+    /// Makes a rule of several plans like [`plans`](Self::plans), but keeps the used share instead
+    /// of the used amount when a key's plan changes. A client that has used 60 of 100 and upgrades
+    /// to 1,000 has 400 left. If it then downgrades, it has 40 left.
     ///
     /// * The share is relative to each plan's capacity and is rounded up by less than a unit of the
     ///   new plan. A client that takes 1 of 1,000 and changes to a plan of 10 in a fixed window has
     ///   9 left.
-    /// * However a key changes its plan, the shares that it takes at one instant add up to at most
-    ///   one whole. So it never gets more than one plan alone would give. All requests of one key
-    ///   should have the same plan, because each change may cost a unit.
-    /// * Debts are shares, too. So each plan may owe as large a part of its capacity as any other.
-    /// * A change converts what is in use at that instant. Units that an ending sub-window counts no
-    ///   longer are forgotten.
+    /// * Whichever way a key changes its plan, the shares that it takes at one instant add up to at
+    ///   most one whole. So the key never gets more than one plan alone would give. All requests of
+    ///   one key should have the same plan, because each change may cost a unit.
+    /// * Debts are shares as well. So each plan may owe the same share of its capacity.
+    /// * A change converts the units that are in use at that instant. Units that an ending
+    ///   sub-window no longer counts are forgotten.
     /// * A quota of 0 remembers nothing.
     ///
     /// ```
@@ -281,39 +285,42 @@ impl Rule {
         Ok(Self { choose: Some(choose), ..Self::of(Policy::named_plans_in_proportion(name.as_ref(), quotas)?) })
     }
 
-    /// Makes a rule whose quota each request brings: one customer has 7,300 a minute, another one what
-    /// the database says. `quota` reads it from the request's head, for example from the
-    /// [extensions](field@Head::extensions) into which an outer layer put the customer. It may return a
-    /// `Quota` or an `Option`. The rule does not apply to a request for which it returns `None`.
+    /// Makes a rule whose quota each request brings. For example, one customer has 7,300 requests a
+    /// minute, and another customer has a quota from the database. `quota` reads the quota from the
+    /// request's head, for example from the [extensions](field@Head::extensions) into which an outer
+    /// layer put the customer. `quota` may return a `Quota` or an `Option`. The rule does not apply
+    /// to a request for which it returns `None`.
     ///
     /// When the quota of a key changes, its usage is kept, as with [plans](Self::plans):
     ///
     /// * A client that has used 80 of 100 and is given 1,000 has 920 left.
-    /// * A client that has used more than its new quota allows must wait until enough of it has
-    ///   expired. Until a request is admitted under the new quota, usage expires at the old quota's
-    ///   pace. The reported wait counts with the new quota's pace, so it can be far longer or shorter
-    ///   than needed; see [the rules](crate::quota#when-a-quota-changes).
-    /// * A quota can keep usage up to its capacity and its [debt](Quota::max_debt), which is by default
-    ///   as much again. While more than that is in use, a refund or a settlement has no effect. No other
-    ///   quota is known, so no larger debt can be chosen for you; with [`Quota::max_debt`] you can.
-    /// * A request is settled and refunded under the quota that it was charged under. Units that are
-    ///   settled after the key was given a larger quota are forgotten if the smaller one could not
-    ///   remember what has been used since.
+    /// * A client that has used more than its new quota allows must wait until enough of its usage
+    ///   has expired. Until a request is admitted under the new quota, usage expires at the old
+    ///   quota's pace. The reported wait counts with the new quota's pace, so it can be far longer or
+    ///   shorter than needed; see [the rules](crate::quota#when-a-quota-changes).
+    /// * A quota can keep usage up to its capacity plus its [debt](Quota::max_debt), which by default is
+    ///   as large as the capacity. While more than that is in use, a refund or a settlement has no
+    ///   effect. The rule does not know the other quotas, so it cannot choose a larger debt. You can
+    ///   choose one with [`Quota::max_debt`].
+    /// * A request is settled and refunded under the quota to which it was charged. Units that are
+    ///   settled after the key got a larger quota are forgotten if the smaller quota could not hold
+    ///   the usage since then.
     /// * Usage is kept between quotas of rates. A rate and a [concurrency limit](Quota::concurrent)
-    ///   count different things, and know nothing of each other.
+    ///   count different things, and do not share their usage.
     ///
     /// [`Overrides`](crate::middleware::Overrides) gives single keys another quota for a time, and
     /// [`Quota::unlimited`] counts and never refuses.
     ///
     /// A quota is compiled when a request first brings it. A layer keeps about 2,000 compiled quotas of
-    /// each rule. Beyond them each request compiles its own, which takes about a microsecond; nothing
-    /// else changes.
+    /// each rule. Beyond this number, each request compiles its own quota, which takes about a
+    /// microsecond; nothing else changes.
     ///
-    /// When a request brings a quota for the first time, the layer checks it as it checks the quotas of
-    /// other rules: for example that it remembers a debt if the rule is settled by usage. The layer's
-    /// observer gets the [warning](crate::observe::SetupWarning), one of each kind, and
-    /// [`check`](crate::RateLimitLayer::check) returns the first. A request with a quota that the limiter
-    /// does not [support](crate::limiter::Limiter::supports) is decided as if the limiter had failed.
+    /// When a request brings a quota for the first time, the layer checks the quota as it checks the
+    /// quotas of other rules. For example, it checks that the quota remembers a debt if the rule is
+    /// settled by usage. The layer's observer gets at most one [warning](crate::observe::SetupWarning) of
+    /// each kind, and [`check`](crate::RateLimitLayer::check) returns the first warning. A request with a
+    /// quota that the limiter does not [support](crate::limiter::Limiter::supports) is decided as if the
+    /// limiter had failed.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -352,8 +359,8 @@ impl Rule {
         Ok(Self { switch: Some(quota.clone()), ..Self::from(policy) })
     }
 
-    /// Applies the rule only to requests for which `predicate` holds. If this is called several
-    /// times, all predicates must hold.
+    /// Applies the rule only to requests for which `predicate` holds. If this method is called
+    /// several times, all predicates must hold.
     ///
     /// A request to which no rule of a layer applies is exempt: it passes and gets no rate limit
     /// headers.
@@ -368,10 +375,11 @@ impl Rule {
     /// Sets the cost of a request, in units. If a unit is not a request, state it with
     /// [`unit`](Self::unit).
     ///
-    /// * A cost of 0 looks: the request passes and takes nothing, unless the key is
+    /// * A request with a cost of 0 only looks: it passes and takes nothing, unless its key is
     ///   [blocked](Self::block). A rule that is [settled](Self::settle_by_usage) later reserves one
-    ///   unit for it.
-    /// * A cost above the quota's capacity is refused for good, without `Retry-After`.
+    ///   unit for such a request.
+    /// * A request with a cost above the quota's capacity is refused for good, without
+    ///   `Retry-After`.
     ///
     /// ```
     /// use tower_ratelimit::{Head, Quota, Rule};
@@ -393,15 +401,15 @@ impl Rule {
         self
     }
 
-    /// States the unit of the rule's quotas: what a cost of 1 stands for. Clients see it in
-    /// `RateLimit-Policy`, as `qu` of [`Headers::draft_11`](crate::Headers::draft_11), and in the
-    /// details of gRPC refusals. It chooses the headers of the policy in [`Headers::openai`](crate::Headers::openai),
+    /// States the unit of the rule's quotas, which is the meaning of a cost of 1. Clients see it in
+    /// `RateLimit-Policy`, as `qu` of [`Headers::draft_11`](crate::Headers::draft_11), and in the details of gRPC
+    /// refusals. The unit also chooses the headers of the policy in [`Headers::openai`](crate::Headers::openai),
     /// [`Headers::anthropic`](crate::Headers::anthropic) and [`Headers::for_unit`](crate::Headers::for_unit).
     ///
-    /// Without it a unit is a request, so a client would read a quota of a million bytes as a
-    /// million requests. The draft defines `requests`, `content-bytes` and `concurrent-requests`.
-    /// Others are your own, such as `tokens`. The default of a rule that is [settled by the
-    /// body](Self::settle_by_body) is `content-bytes`.
+    /// Without this setting, a unit is a request, so a client would read a quota of a million bytes
+    /// as a million requests. The draft defines `requests`, `content-bytes` and
+    /// `concurrent-requests`. You can also use other units, such as `tokens`. The default of a rule
+    /// that is [settled by the body](Self::settle_by_body) is `content-bytes`.
     ///
     /// ```
     /// use tower_ratelimit::{Quota, Rule};
@@ -424,7 +432,7 @@ impl Rule {
         Ok(self)
     }
 
-    /// States `content-bytes` as the unit, unless the rule states another one.
+    /// States `content-bytes` as the unit, unless the rule states another unit.
     pub(crate) fn in_content_bytes(mut self) -> Self {
         for policy in self.policies.iter_mut().filter(|policy| !policy.has_unit()) {
             if let Ok(in_bytes) = policy.in_unit(CONTENT_BYTES) {
@@ -441,7 +449,8 @@ impl Rule {
     }
 
     /// Sets what the rule does with a request that is over its quota: a
-    /// [`Mode`](crate::mode::Mode), or a [`ModeSwitch`] that changes it while requests are served.
+    /// [`Mode`](crate::mode::Mode), or a [`ModeSwitch`] that changes the mode while requests are
+    /// served.
     pub fn mode(mut self, mode: impl Into<ModeSwitch>) -> Self {
         self.mode = Some(mode.into());
         self
@@ -459,14 +468,15 @@ impl Rule {
     }
 
     /// Returns the policies: one, unless the rule has [several quotas](Self::all_of) or
-    /// [plans](Self::plans). If each request [has its own quota](Self::quota_from), it is
-    /// [a stand-in](Policy::has_quota_of_request).
+    /// [plans](Self::plans). If each request [has its own quota](Self::quota_from), the only policy
+    /// is [a stand-in](Policy::has_quota_of_request).
     #[must_use]
     pub fn policies(&self) -> &[Policy] {
         &self.policies
     }
 
-    /// Returns an option of the rule that a client's own quota does not have, if there is one.
+    /// Returns an option of the rule that a client's own quota cannot have, if the rule has such an
+    /// option.
     #[cfg(feature = "client")]
     pub(crate) fn option_of_servers(&self) -> Option<&'static str> {
         let options = [
@@ -499,7 +509,7 @@ impl Rule {
         self.conditions.first().is_some_and(|condition| condition.of == NotCharged::Disabled)
     }
 
-    /// Takes the quota that the switch has now.
+    /// Replaces the rule's quota with the quota that its switch has now.
     pub(crate) fn follow_switch(&mut self) {
         if let (Some(switch), Some(policy)) = (&self.switch, self.policies.first_mut()) {
             *policy = policy.following(switch.compiled(), switch.id());
@@ -547,12 +557,12 @@ labelled! {
         /// The request is refused with 400, or `INVALID_ARGUMENT` over gRPC, and no policy of the layer
         /// is charged.
         ///
-        /// The default, because with both other choices a client can evade a limit by leaving its key
-        /// out.
+        /// This is the default, because with both other choices a client can evade a limit by leaving
+        /// its key out.
         #[default]
         Reject = "reject",
         /// All requests without a key share one allowance of this rule. No key that an extractor
-        /// returns is equal to theirs.
+        /// returns is equal to the key of these requests.
         Shared = "shared",
         /// The rule does not apply to the request.
         Exempt = "exempt",
@@ -582,7 +592,7 @@ impl IntoRule for Quota {
     }
 }
 
-/// A value that a rule of [plans](Rule::plans) accepts as the index of a plan: a `usize`, or an `Option` of one.
+/// A value that a rule of [plans](Rule::plans) accepts as the index of a plan: a `usize` or an `Option<usize>`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the index of a plan",
     note = "return the index of the plan's quota, a `usize` or an `Option<usize>`; for an enum in the order of the \
@@ -594,7 +604,7 @@ pub trait IntoPlan: Into<Option<usize>> {}
 #[diagnostic::do_not_recommend]
 impl<P: Into<Option<usize>>> IntoPlan for P {}
 
-/// A value that a rule of [quotas that requests bring](Rule::quota_from) accepts: a [`Quota`], or an `Option` of one.
+/// A value that a rule of [quotas that requests bring](Rule::quota_from) accepts: a [`Quota`] or an `Option<Quota>`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a quota",
     note = "return a `Quota` or an `Option<Quota>`; the rule does not apply to a request with `None`",
@@ -615,7 +625,7 @@ impl From<Quota> for Rule {
 }
 
 impl From<Policy> for Rule {
-    /// Returns a rule of this policy, for callers that ask the limiter about the policy, too.
+    /// Returns a rule with this policy. Use it if you also ask the limiter about the policy.
     fn from(policy: Policy) -> Self {
         Self::of(vec![policy])
     }

@@ -1,5 +1,5 @@
-//! Builders for a rule's linked policy: a block after its refusals, or a meter for what is beyond
-//! its quota.
+//! Builders for a rule's linked policy: a block after its refusals, or a meter for units beyond its
+//! quota.
 
 use super::definition::{LinkedPolicy, LinkedRole, Rule};
 use crate::error::ConfigError;
@@ -11,10 +11,10 @@ impl Rule {
     /// a name of its own. Each refusal by one of the rule's own quotas is a strike, counted in the
     /// same step.
     ///
-    /// The strike that closes the key, and every request until the key opens, is refused with the outcome
-    /// [`Blocked`](crate::observe::OutcomeKind::Blocked) and a `Retry-After` that says when it opens, but at most [one
+    /// The request whose strike closes the key, and every request until the key opens, is refused with the outcome
+    /// [`Blocked`](crate::observe::OutcomeKind::Blocked). Its `Retry-After` says when the key opens, but at most [one
     /// day](crate::Headers::max_wait). Nothing is charged during that time. Headers do not list the block; the rule's
-    /// quotas report that nothing remains until then. In [`Mode::Degrade`](crate::Mode::Degrade) and
+    /// quotas report that no units remain until the key opens. In [`Mode::Degrade`](crate::Mode::Degrade) and
     /// [`Mode::Shadow`](crate::Mode::Shadow) the block does not refuse either.
     ///
     /// [`Blocks`](crate::limiter::Blocks) closes and opens keys by hand, with the same name, quota
@@ -33,23 +33,23 @@ impl Rule {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the name is invalid (see [`new`](Self::new)) or that of the rule itself,
-    /// if the quota is not a block, if the rule has a block or a meter already, or if it has more
-    /// than 255 [quotas](Self::all_of).
+    /// Returns an error if the name is invalid (see [`new`](Self::new)) or is the name of the rule
+    /// itself, if the quota is not a block, if the rule has a block or a meter already, or if it
+    /// has more than 255 [quotas](Self::all_of).
     pub fn block(self, name: impl Into<String>, quota: Quota) -> Result<Self, ConfigError> {
         self.linked_to(Policy::new(name, quota)?, LinkedRole::Block)
     }
 
-    /// Lets requests beyond the rule's quota pass, and counts them. The quota is a
-    /// [meter](crate::Quota::meter) with a name of its own; its limit is the most that may pass in
-    /// this way.
+    /// Admits requests beyond the rule's quota, and counts their units. The quota is a
+    /// [meter](crate::Quota::meter) with a name of its own; its limit is the maximum number of
+    /// units that may pass in this way.
     ///
     /// * A request's cost is taken from the quota. If the quota has too little left, the whole cost
     ///   is counted by the meter instead, in the same step. The outcome is then
     ///   [`Overage`](crate::observe::OutcomeKind::Overage).
     /// * A request for which the meter has no room is refused. Its `Retry-After` says when the
-    ///   quota will have room. A request that costs more than the quota's capacity has none,
-    ///   because it can pass only after the meter is settled or forgotten.
+    ///   quota will have room. A request that costs more than the quota's capacity has no
+    ///   `Retry-After`, because it can pass only after the meter is settled or forgotten.
     /// * If a request was counted by the meter, [refunds](Rule::refund_when) and
     ///   [settlements](Rule::settle_by_usage) of the rule change the meter.
     /// * In [`Mode::Degrade`](crate::Mode::Degrade) and [`Mode::Shadow`](crate::Mode::Shadow)
@@ -57,8 +57,8 @@ impl Rule {
     ///
     /// [`Meters`](crate::limiter::Meters) reads and settles the meter, with the same name, quota and
     /// limiter. A meter in memory is exact until the process ends, and part of
-    /// [snapshots](crate::MemoryLimiter::snapshot). To bill by a meter, keep it in Redis, with a
-    /// retention longer than the time between two readings.
+    /// [snapshots](crate::MemoryLimiter::snapshot). If you bill according to a meter, keep it in
+    /// Redis, with a retention longer than the time between two readings.
     ///
     /// ```
     /// use std::time::Duration;
@@ -72,10 +72,10 @@ impl Rule {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the name is invalid (see [`new`](Self::new)) or that of the rule itself,
-    /// if the quota is not a meter, if the rule has a block or a meter already, or if it has
-    /// [several quotas](Self::all_of). A request within one of these and beyond another would be
-    /// counted by both.
+    /// Returns an error if the name is invalid (see [`new`](Self::new)) or is the name of the rule
+    /// itself, if the quota is not a meter, if the rule has a block or a meter already, or if it
+    /// has [several quotas](Self::all_of). A request within one of these quotas and beyond another
+    /// would be counted by both the quota and the meter.
     pub fn overage(self, name: impl Into<String>, quota: Quota) -> Result<Self, ConfigError> {
         let meter = Policy::new(name, quota)?;
         if self.policies.len() > 1 && self.choose.is_none() {

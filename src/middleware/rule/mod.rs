@@ -1,5 +1,5 @@
-//! Rules: what a layer is configured with. Data and builders; `charge`, `decide` and `settle` act
-//! on it.
+//! Rules, with which a layer is configured: data and builders. `charge`, `decide` and `settle` act
+//! on the rules.
 
 mod bound;
 pub(crate) mod definition;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-/// The longest name of a policy.
+/// The maximum length of a policy's name.
 const NAME_MAX: usize = 128;
 
 /// The names of the policies of rules, and the names under which their states are stored. Adding a rule takes
@@ -17,7 +17,7 @@ pub(crate) struct TakenNames {
 }
 
 impl TakenNames {
-    /// Returns how many policies the rules have, without linked ones.
+    /// Returns how many policies the rules have, without linked policies.
     pub(super) fn policies(&self) -> usize {
         self.policies
     }
@@ -34,7 +34,8 @@ impl TakenNames {
 
     /// Returns a free name like `name`, or `None` if `name` itself is free. `own` are names that are not added yet.
     ///
-    /// Numbers that were skipped are not tried again, because no name becomes free, and those of `own` are added soon.
+    /// Numbers that were skipped are not tried again, because no name becomes free, and the names in `own` are added
+    /// soon.
     pub(super) fn free(&mut self, name: &str, own: &[&str]) -> Option<String> {
         let is_taken = |names: &HashMap<_, _, _>, name: &str| names.contains_key(name) || own.contains(&name);
         if !is_taken(&self.names, name) {
@@ -56,7 +57,7 @@ impl TakenNames {
     }
 }
 
-/// Returns a name with a number, which is no longer than a name may be.
+/// Returns a name with a number, shortened to the maximum length of a name.
 fn numbered(name: &str, number: usize) -> String {
     let suffix = format!("-{number}");
     // A name is ASCII, so every index is a character boundary.

@@ -1,4 +1,4 @@
-//! Values of single keys, which replace the chosen ones for a time.
+//! Values of single keys, which replace the chosen values for a time.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,25 +19,25 @@ use crate::key::{IntoKey, Key};
 /// The default of [`Overrides::max_entries`].
 const ENTRIES_MAX: usize = 100_000;
 
-/// From this number of entries on, adding an entry may first remove those that have ended.
+/// From this number of entries on, adding an entry may first remove the entries that have ended.
 const SWEPT_FROM: usize = 64;
 
 /// A table with more capacity than this is shrunk when it has few keys.
 const SPARE: usize = 256;
 
-/// Gives single keys a value of their own, for a time or until it is ended, instead of the one that
-/// would be chosen: a [quota](crate::Rule::quota_from), or the number of a [plan](crate::Rule::plans).
-/// It can be changed while requests are served. Clones are the same table.
+/// Gives single keys a value of their own, for a time or until the override is ended, instead of the
+/// value that would be chosen. The value is a [quota](crate::Rule::quota_from), or the number of a
+/// [plan](crate::Rule::plans). The table can be changed while requests are served. Clones are the same
+/// table.
 ///
-/// * Each override has an identity. If several hold for a key, the latest counts. When it ends, by time or by
-///   [`end`](Self::end), the one before it counts again, unless that has ended, too. So two operators that raise the
-///   same customer do not undo each other.
+/// * Each override has an identity. If several overrides hold for a key, the latest counts. When its time is over,
+///   or [`end`](Self::end) ends it, the override before it counts again, unless that override has ended as well. So
+///   two operators who raise the quota of one customer do not undo each other's change.
 /// * Overrides whose time has passed are removed. An override without a time stays until it is
 ///   ended. [`max_entries`](Self::max_entries) bounds the table.
-/// * The table belongs to the process, and is not kept in Redis. A `fleet::Fleet` hands out tables
-///   that are alike in all processes.
-/// * While the table is empty, a request does not ask it for its key. Otherwise it takes a lock for
-///   reading.
+/// * The table belongs to the process, and is not kept in Redis. A `fleet::Fleet` provides tables
+///   that are the same in all processes.
+/// * While the table is empty, no request looks up its key. Otherwise a request takes a read lock.
 ///
 /// ```
 /// use std::time::Duration;
@@ -58,7 +58,7 @@ const SPARE: usize = 256;
 /// # Ok(()) }
 /// ```
 ///
-/// With plans it gives their numbers:
+/// With plans, the values are the numbers of the plans:
 ///
 /// ```
 /// use tower_ratelimit::{Head, Quota, Rule, key, middleware::Overrides};
@@ -77,7 +77,7 @@ pub struct Overrides<T>(Arc<Shared<T>>);
 struct Shared<T> {
     clock: Arc<dyn Clock>,
     max_entries: usize,
-    /// The number of entries, for requests while there are none.
+    /// The number of entries. A request that reads 0 here takes no lock.
     count: AtomicUsize,
     table: RwLock<Table<T>>,
 }
@@ -86,14 +86,15 @@ struct Table<T> {
     /// The overrides of each key, in the order in which they were made.
     keys: HashMap<Key, SmallVec<[Entry<T>; 1]>, RandomState>,
     count: usize,
-    /// The number of entries at which those that have ended are removed.
+    /// The number of entries at which the entries that have ended are removed.
     swept_at: usize,
     next: u64,
 }
 
 struct Entry<T> {
     number: u64,
-    /// Shared, because cloning and dropping it runs the application's code, which is not called under the lock.
+    /// The value is shared, because cloning and dropping it runs the application's code, which is not called
+    /// under the lock.
     value: Arc<T>,
     ends: Option<Timestamp>,
 }
@@ -126,7 +127,8 @@ impl<T> Overrides<T> {
         Self::with(Arc::new(MonotonicClock::new()), ENTRIES_MAX)
     }
 
-    /// Returns an empty table that reads this clock, instead of the [monotonic](MonotonicClock) one.
+    /// Returns an empty table that reads this clock, instead of the [monotonic](MonotonicClock)
+    /// clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock + 'static) -> Self {
         Self::with(Arc::new(clock), self.0.max_entries)
@@ -165,8 +167,8 @@ impl<T> Overrides<T> {
         self.0.count.load(Ordering::Acquire) > 0
     }
 
-    /// Makes an override of a key: from now on, for a time or, without one, until it is ended.
-    /// Returns its identity.
+    /// Makes an override of a key, which begins now. It holds for the time `lasting` or, without a
+    /// time, until it is ended. Returns the override's identity.
     ///
     /// # Errors
     /// Returns an error if there is no key, or if the table is full of overrides that have not ended.
@@ -202,7 +204,7 @@ impl<T> Overrides<T> {
         })
     }
 
-    /// Ends an override. Returns whether there still was one of this identity.
+    /// Ends an override. Returns whether the override had not ended before.
     #[expect(clippy::needless_pass_by_value, reason = "the identity of an ended override is of no use")]
     pub fn end(&self, id: OverrideId) -> bool {
         let now = self.0.clock.now();
@@ -216,7 +218,8 @@ impl<T> Overrides<T> {
         self.change(|table, removed| table.keep_of(&key, |_| false, now, removed))
     }
 
-    /// Returns the number of overrides that have not ended. It takes time that grows with the table.
+    /// Returns the number of overrides that have not ended. The time that this takes grows with the
+    /// table.
     #[must_use]
     pub fn len(&self) -> usize {
         let now = self.0.clock.now();
@@ -231,7 +234,7 @@ impl<T> Overrides<T> {
 }
 
 impl<T: Clone> Overrides<T> {
-    /// Returns the value that a key has by its latest override, if one holds.
+    /// Returns the value of a key's latest override that holds, if there is one.
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<T> {
         if !self.may_hold() {
@@ -243,7 +246,8 @@ impl<T: Clone> Overrides<T> {
     }
 
     /// Returns the overrides that have not ended, in the order in which they were made: the identity, the value, and
-    /// the time that is left, or `None` if it holds until it is ended. If a key has several, the last one counts.
+    /// the remaining time, which is `None` if the override holds until it is ended. If a key has several overrides,
+    /// the last one counts.
     ///
     /// ```
     /// use std::time::Duration;
@@ -281,9 +285,9 @@ impl<T: Clone> Overrides<T> {
 
 impl<T: Clone + Send + Sync + 'static> Overrides<T> {
     /// Returns a closure for [`Rule::quota_from`](crate::Rule::quota_from) or
-    /// [`Rule::plans`](crate::Rule::plans). It returns the value that the key of a request has by an
-    /// override, or otherwise what `choose` returns. `extract` may be the extractor of the layer or
-    /// another one.
+    /// [`Rule::plans`](crate::Rule::plans). The closure returns the value of the override for a
+    /// request's key or, if there is no override, the result of `choose`. `extract` may be the
+    /// extractor of the layer or another extractor.
     pub fn or<E, K, F, P>(
         &self,
         extract: E,
@@ -309,7 +313,7 @@ impl<T> Table<T> {
         Some(Arc::clone(&latest.value))
     }
 
-    /// Removes what has ended.
+    /// Removes the entries that have ended.
     fn sweep(&mut self, now: Timestamp, removed: &mut Vec<Arc<T>>) {
         self.keys.retain(|_, entries| {
             keep(entries, |entry| entry.holds(now), removed);
@@ -328,8 +332,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// Removes the entries of a key that `is_kept` does not keep or that have ended. Returns whether one was removed
-    /// that had not ended.
+    /// Removes the entries of a key that `is_kept` does not keep or that have ended. Returns whether an entry was
+    /// removed that had not ended.
     fn keep_of(
         &mut self,
         key: &Key,
@@ -354,8 +358,8 @@ impl<T> Table<T> {
     }
 }
 
-/// Removes the entries that `is_kept` does not keep, and puts their values into `removed`, so that none is dropped
-/// here.
+/// Removes the entries that `is_kept` does not keep, and puts their values into `removed`, so that no value is
+/// dropped here.
 fn keep<T>(
     entries: &mut SmallVec<[Entry<T>; 1]>,
     mut is_kept: impl FnMut(&Entry<T>) -> bool,

@@ -4,40 +4,42 @@ use super::definition::Rule;
 use super::paced_bodies::PacedBodies;
 
 impl Rule {
-    /// Paces the bodies of responses: the quota is of bytes, and each byte waits for its unit. A
+    /// Paces the bodies of responses: the quota counts bytes, and each byte waits for its unit. A
     /// download at `Quota::per_second(1_000_000)` takes a second for each megabyte.
     ///
-    /// The rule charges no request, and refuses none but those without a [key](Self::missing_key).
+    /// The rule charges no request, and refuses only requests without a [key](Self::missing_key).
     /// All downloads of a key share its pace, in all processes that share the limiter's store.
     ///
     /// * The pace is steady for every algorithm: bytes are sent in pieces that are worth 50
     ///   milliseconds, or up to 150 if they are smaller than 32 KiB. The burst matters only if
-    ///   processes share the quota: each sends at the pace until the burst is used up, and then they
-    ///   share the pace. A [leaky queue](crate::Quota::leaky_queue) has no burst. Windows as long as
-    ///   the pace leave no room for bytes that come late, and slow downloads by a few percent.
-    ///   [`pace_after`](Self::pace_after) makes the beginning of a body fast.
-    /// * If the rule has [several quotas](Self::all_of), the fastest one is the pace. A body waits
-    ///   when another one is used up.
+    ///   processes share the quota: each process sends at the pace until the burst is used up, and
+    ///   then the processes share the pace. A [leaky queue](crate::Quota::leaky_queue) has no burst.
+    ///   Windows as long as the pace leave no room for bytes that come late, and slow downloads by a
+    ///   few percent. [`pace_after`](Self::pace_after) makes the beginning of a body fast.
+    /// * If the rule has [several quotas](Self::all_of), the fastest quota is the pace. A body
+    ///   waits when another quota of the rule is used up.
     /// * Downloads of a key take turns, in the order in which they wait, with equal pieces.
     /// * A process takes the units of one piece ahead, with one call of the limiter, and
     ///   refunds the rest when the last download of the key ends or is dropped. These are at most 20
     ///   calls a second and key. A batch that is late is larger, so the round trip to a store does not
     ///   slow the pace.
-    /// * Processes that share a pace find their parts as connections of TCP do: a process whose
-    ///   batch is denied asks for less, and then for a little more each time.
+    /// * Processes that share a pace find their parts like TCP connections: a process whose batch
+    ///   is denied asks for less, and then for a little more after each success.
     /// * A body holds one frame of its inner body, and takes units only for bytes that it has.
-    /// * If the limiter fails, [`OnError`](crate::OnError) decides: each process then keeps the
-    ///   pace by itself, or the download waits for about three seconds and ends in an error, which clients
-    ///   see as a broken transfer.
-    /// * Without [`Mode::Enforce`](crate::mode::Mode) nothing is paced. A mode or a quota that
-    ///   changes holds for downloads under way, too, from their next piece on. They and new ones
-    ///   share one pace. A download that waits because another quota or process has used up the units
-    ///   goes on when a quota is raised, or the layer [resets](crate::RateLimitLayer::reset) the key,
-    ///   and otherwise asks again after ten seconds at the latest. If requests [bring their
-    ///   quotas](Self::quota_from), downloads under way keep theirs.
-    /// * A quota of 0 lets no byte pass: bodies end in an error.
+    /// * If the limiter fails, [`OnError`](crate::OnError) decides: each process then keeps the pace by
+    ///   itself, or the download waits for about three seconds and ends with an error, which clients see
+    ///   as a broken transfer.
+    /// * Without [`Mode::Enforce`](crate::mode::Mode) nothing is paced. A changed mode or quota also
+    ///   applies to downloads under way, from their next piece on. Downloads under way and new
+    ///   downloads share one pace. If a download waits because another quota or process has used up
+    ///   the units, it goes on when a quota is raised, or the layer
+    ///   [resets](crate::RateLimitLayer::reset) the key. Otherwise it asks again after ten seconds at
+    ///   the latest. If requests [bring their quotas](Self::quota_from), downloads under way keep
+    ///   their quotas.
+    /// * A quota of 0 admits no byte: bodies end with an error.
     ///   [`Quota::unlimited`](crate::Quota::unlimited) paces nothing.
-    /// * It needs a timer: the feature `tokio`, or a call of [`delay`](crate::RateLimitLayer::delay).
+    /// * A pace needs a timer: the feature `tokio`, or a call of
+    ///   [`delay`](crate::RateLimitLayer::delay).
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -54,13 +56,14 @@ impl Rule {
         self.pacing(PacedBodies::Responses)
     }
 
-    /// Paces the bodies of requests, as [`pace_responses`](Self::pace_responses) does those of
-    /// responses: they are read no faster. With both, a key's uploads and downloads share one pace.
+    /// Paces the bodies of requests, as [`pace_responses`](Self::pace_responses) paces the bodies
+    /// of responses: they are read no faster. With both methods, a key's uploads and downloads
+    /// share one pace.
     ///
-    /// The client notices by the flow control of TCP or HTTP/2. The request's body has to be one of
-    /// axum's, tonic's (with these features) or an
-    /// [`UnsyncBoxBody`](http_body_util::combinators::UnsyncBoxBody) whose error is a
-    /// `Box<dyn Error + Send + Sync>`. Others are not paced, and the layer
+    /// The client notices the pace through the flow control of TCP or HTTP/2. The request's body
+    /// has to be the body of axum or tonic (with these features), or an
+    /// [`UnsyncBoxBody`](http_body_util::combinators::UnsyncBoxBody) whose error is a `Box<dyn
+    /// Error + Send + Sync>`. Other bodies are not paced, and the layer
     /// [warns](crate::observe::SetupWarningKind::NoEffect).
     pub fn pace_requests(self) -> Self {
         self.pacing(PacedBodies::Requests)
@@ -69,7 +72,7 @@ impl Rule {
     /// Sets how many bytes of each body pass before its pace begins. By default none.
     ///
     /// A client that asks for many small ranges of a file, or for many small files, gets this many
-    /// bytes of each at once, and no unit is taken for them.
+    /// bytes of each range or file at once, and no unit is taken for these bytes.
     pub fn pace_after(mut self, bytes: u64) -> Self {
         self.pace_after = bytes;
         self

@@ -9,7 +9,7 @@ pub(crate) enum PacedBodies {
 }
 
 impl PacedBodies {
-    /// The words of files, and what they mean.
+    /// The words for these bodies in files of rules.
     #[cfg(feature = "rules")]
     pub(crate) const WORDS: &[(&str, Self)] =
         &[("responses", Self::Responses), ("requests", Self::Requests), ("both", Self::Both)];
@@ -20,7 +20,7 @@ impl PacedBodies {
         Self::WORDS.iter().find(|(_, bodies)| *bodies == self).map_or("", |(word, _)| word)
     }
 
-    /// Returns whether these bodies are among those that the rule paces.
+    /// Returns whether `bodies` are among the bodies that the rule paces.
     pub(crate) fn includes(self, bodies: Self) -> bool {
         self == Self::Both || self == bodies
     }

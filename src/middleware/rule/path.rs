@@ -9,27 +9,28 @@ use smallvec::SmallVec;
 use crate::base::head::Head;
 use crate::key::original_uri;
 
-/// A pattern for the path of a request, as axum writes its routes: `/users/{id}/posts`, `/files/{*path}`. Segments are
-/// compared as the client sent them: case counts, and percent-encoding is not decoded, apart from slashes.
+/// A pattern for the path of a request, in the form of axum's routes: `/users/{id}/posts`, `/files/{*path}`. Segments
+/// are compared as the client sent them: case counts, and percent-encoding is not decoded, apart from slashes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PathPattern {
-    /// At least one. They are separated by slashes, and one stands before the first.
+    /// The segments, at least one. Slashes separate them, and a slash stands before the first.
     pub(crate) segments: Vec<Segment>,
 }
 
 /// A segment of a pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
-    /// Text that the segment must be equal to. It may be empty, as behind a slash at the end.
+    /// Text that the segment must be equal to. The text may be empty, as after a slash at the end.
     Literal(Box<str>),
     /// One segment that is not empty.
     Any,
-    /// The rest of the path, which is not empty. The last segment.
+    /// The rest of the path, which is not empty. Only the last segment can be of this kind.
     Rest,
 }
 
 impl PathPattern {
-    /// Returns whether paths match it that are in lower case, without `;` and without a slash at the end.
+    /// Returns whether the pattern matches paths that are in lower case, without `;` and without a slash
+    /// at the end.
     #[cfg(feature = "rules")]
     pub(crate) fn is_folded(&self) -> bool {
         // Skips the two hexadecimal digits of each percent-encoding, because they are not letters of the path.
@@ -46,7 +47,7 @@ impl PathPattern {
     }
 }
 
-/// Prints the pattern. The names of its segments are not kept.
+/// Prints the pattern without the names of its segments, which are not kept.
 impl fmt::Display for PathPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.segments.iter().try_for_each(|segment| match segment {
@@ -57,8 +58,9 @@ impl fmt::Display for PathPattern {
     }
 }
 
-/// Finds the rules that may apply to a request: those whose pattern its path matches, and those without a pattern.
-/// The time grows with the number of segments of the path, and not with the number of rules that do not match.
+/// Finds the rules that may apply to a request: the rules with a pattern that its path matches, and the rules
+/// without a pattern. The time of a search grows with the number of segments of the path, and not with the number
+/// of rules that do not match.
 #[derive(Debug, Default)]
 pub(crate) struct PathIndex {
     root: PathNode,
@@ -68,7 +70,7 @@ pub(crate) struct PathIndex {
     rules: usize,
 }
 
-/// The patterns that have one beginning.
+/// The patterns that have the same beginning.
 #[derive(Debug, Default)]
 struct PathNode {
     literals: HashMap<Box<str>, Self, RandomState>,
@@ -98,10 +100,10 @@ impl PathIndex {
         has_pattern.then_some(index)
     }
 
-    /// Returns the rules that may apply to a request, in their order. The path is the one that the client sent, also
-    /// inside of a nested router. A request without a path, such as `OPTIONS *`, matches every pattern, so that it
-    /// does not escape a rule. For the same reason a path with an encoded slash also matches the patterns that it
-    /// matches with a plain one.
+    /// Returns the rules that may apply to a request, in their order. The path is the path that the client sent,
+    /// also inside of a nested router. A request without a path, such as `OPTIONS *`, matches every pattern, so that
+    /// it does not escape a rule. For the same reason, a path with an encoded slash also matches the patterns that
+    /// it would match with a plain slash.
     pub(crate) fn rules(&self, head: &Head<'_>) -> SmallVec<[usize; 8]> {
         let Some(path) = original_uri(head).path().strip_prefix('/') else { return (0..self.rules).collect() };
         let mut found = SmallVec::from_slice(&self.everywhere);
@@ -115,8 +117,8 @@ impl PathIndex {
     }
 }
 
-/// Returns what a path is to servers that decode its slashes, merge them, and then resolve `.` and `..`, as nginx does.
-/// Returns `None` if no slash is encoded.
+/// Returns a path in the form that it has for servers that decode its slashes, merge them, and then resolve `.` and
+/// `..`, as nginx does. Returns `None` if no slash is encoded.
 fn with_plain_slashes(path: &str) -> Option<String> {
     let is_encoded_slash = |at: usize| path.get(at..at + 3).is_some_and(|text| text.eq_ignore_ascii_case("%2f"));
     if !path.match_indices('%').any(|(at, _)| is_encoded_slash(at)) {

@@ -6,16 +6,17 @@ use crate::base::sync::{Mutex, try_lock};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-/// Places for compiled policies. Each has room for two.
+/// The number of entries of a cache. Each entry has room for two compiled policies.
 const PLACES: usize = 1_024;
 
 /// The compiled policies of a rule whose requests bring their quotas. Equal quotas share a policy, as long as there is
 /// room.
 ///
 /// The quota determines the entry. The first policy of an entry stays, and is found without a lock. Later policies
-/// replace each other. No request waits for their lock, because a policy that is not found is compiled anew.
+/// of an entry replace each other. No request waits for the lock of a later policy, because a policy that is not
+/// found is compiled anew.
 pub(crate) struct PolicyCache {
-    /// The policy that stands in for all of them.
+    /// The policy that stands in for all policies of the cache.
     of_requests: Policy,
     places: Box<[CacheEntry]>,
 }
@@ -54,7 +55,7 @@ impl PolicyCache {
         Self { of_requests, places: (0..PLACES).map(|_| CacheEntry::default()).collect() }
     }
 
-    /// Returns the policy of a quota, if it is kept.
+    /// Returns the policy of a quota, if the cache keeps that policy.
     #[inline]
     pub(crate) fn find(&self, quota: &Quota) -> Option<Cached<'_>> {
         let place = self.place(quota)?;

@@ -13,19 +13,20 @@ impl Rule {
     /// otherwise. For example, only failed logins count.
     ///
     /// * The charge is taken before the service is called. So requests that run at the same time
-    ///   cannot slip through while their outcome is unknown: with a quota of 5, at most 5 are in
-    ///   flight.
+    ///   cannot slip through while their outcome is unknown: with a quota of 5, at most 5 of them
+    ///   are in flight.
     /// * While such requests of a key are in flight in this process, a refusal by a
-    ///   [block](crate::Quota::block) promises no wait: if they are refunded, the next request passes at
-    ///   once.
-    /// * The headers of the response report what is left after the refund. A remote limiter is not
-    ///   asked again for that: `remaining` is calculated, and the window stays that of the charge.
+    ///   [block](crate::Quota::block) promises no wait, because the next request passes at once if they
+    ///   are refunded.
+    /// * The headers of the response report the units that remain after the refund. The layer does
+    ///   not ask a remote limiter again for them: it calculates `remaining`, and reports the window
+    ///   of the charge.
     /// * If the request was counted by a [meter](Self::overage), the meter is refunded.
     /// * The predicate sees the response's head: status, headers, extensions. In a gRPC response
     ///   `grpc-status` is in the head only if the call failed before its first message. Otherwise
     ///   it follows the body, and the predicate does not see it.
-    /// * If this is called several times, or together with [`refund_when`](Self::refund_when), the
-    ///   charge is kept only if all of them keep it.
+    /// * If this method is called several times, or together with
+    ///   [`refund_when`](Self::refund_when), the charge is kept only if all predicates keep it.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -44,7 +45,7 @@ impl Rule {
     }
 
     /// Refunds the charge of a request if `predicate` holds for its response, for example for a
-    /// server error. It is the opposite of [`charge_when`](Self::charge_when).
+    /// server error. This method is the opposite of [`charge_when`](Self::charge_when).
     ///
     /// ```
     /// use tower_ratelimit::{Quota, Rule};
@@ -57,15 +58,16 @@ impl Rule {
         self.charge_when(move |response| !predicate(response))
     }
 
-    /// Takes the cost as a reservation, and settles it by what handlers report through a
-    /// [`Usage`](crate::middleware::Usage), for example tokens, rows or seconds. Each request that
-    /// passes has one in its extensions.
+    /// Takes the cost as a reservation, and settles the charge according to the cost that handlers
+    /// report through a [`Usage`](crate::middleware::Usage), for example in tokens, rows or
+    /// seconds. Each request that passes has a `Usage` in its extensions.
     ///
     /// * The request is settled once, when the response's body has ended or was dropped.
     /// * If too much was reserved, the rest is refunded as far as the receipt still holds it. Units
     ///   of a window that has ended are not added to the next one.
-    /// * If too little was reserved, the rest is charged even if too few units are left, into debt. Later requests wait
-    ///   for it. Debt beyond [`Quota::max_debt`](crate::Quota::max_debt) is forgotten.
+    /// * If too little was reserved, the rest is charged even if too few units are left, which puts the key into debt.
+    ///   Later requests wait until the debt has drained. Debt beyond [`Quota::max_debt`](crate::Quota::max_debt) is
+    ///   forgotten.
     /// * If no cost is reported, the request stays charged with its reservation.
     /// * An aborted request costs at least its reservation; see [`on_aborted`](Self::on_aborted).
     /// * At least one unit is reserved, even if the [cost](Self::cost) is 0. So a request passes
@@ -73,9 +75,9 @@ impl Rule {
     ///   `usage.set(0)` for a request that turned out to be free.
     /// * Reserve the usual or the largest cost. Requests that run at the same time do not see a
     ///   cost beyond the reservation.
-    /// * A response to `HEAD` ends with its head and is not aborted. It costs what was reported
-    ///   until then. So do not serve `HEAD` with a handler that reports its cost while it sends the
-    ///   body.
+    /// * A response to `HEAD` ends with its head and is not aborted. It costs the units that were
+    ///   reported until then. So do not serve `HEAD` with a handler that reports its cost while it
+    ///   sends the body.
     /// * If the response switches protocols, for example to a WebSocket, its body ends at once.
     ///   Later reports have no effect.
     ///
@@ -102,11 +104,11 @@ impl Rule {
         self
     }
 
-    /// Takes the cost as a reservation, and settles it by the response's head. If `actual` returns
-    /// `None`, the reservation stays.
+    /// Takes the cost as a reservation, and settles the charge according to the response's head. If
+    /// `actual` returns `None`, the reservation stays.
     ///
-    /// Otherwise it works like [`settle_by_usage`](Self::settle_by_usage). If a rule has both, the
-    /// response's head replaces what was reported before it.
+    /// Otherwise it works like [`settle_by_usage`](Self::settle_by_usage). If a rule has both
+    /// settlements, the cost from the response's head replaces the cost that was reported before.
     ///
     /// ```
     /// use tower_ratelimit::{Quota, Rule};
@@ -122,16 +124,16 @@ impl Rule {
         self
     }
 
-    /// Takes the cost as a reservation of bytes, and settles it by the bytes of the response's body
-    /// that were handed to the server. Headers and the protocol's own bytes do not count. The
-    /// quota's [unit](Self::unit) is `content-bytes`, unless another one is stated.
+    /// Takes the cost as a reservation of bytes, and settles the charge according to the bytes of
+    /// the response's body that were handed to the server. Headers and the protocol's own bytes do
+    /// not count. The quota's [unit](Self::unit) is `content-bytes`, unless another unit is stated.
     ///
-    /// Otherwise it works like [`settle_by_usage`](Self::settle_by_usage). If a rule has both, the
-    /// bytes are added to the reported units.
+    /// Otherwise it works like [`settle_by_usage`](Self::settle_by_usage). If a rule has both
+    /// settlements, the bytes are added to the reported units.
     ///
     /// * If the client disconnects early, the request costs at least its reservation; see
     ///   [`on_aborted`](Self::on_aborted).
-    /// * A response without a body costs no bytes: one to `HEAD`, a 204 or a 304.
+    /// * A response without a body costs no bytes: a response to `HEAD`, a 204 or a 304.
     /// * A response that switches protocols (101, or a success of `CONNECT`) stays charged with its
     ///   reservation, because the layer does not see the bytes of the connection.
     ///
@@ -147,15 +149,16 @@ impl Rule {
         self.in_content_bytes()
     }
 
-    /// Sets the cost of an aborted request: the client disconnects, or the service panics or
-    /// returns an error, before the response's head. If the cost is settled by usage or by the
-    /// body, a request is also aborted before its body has ended. The rule needs no other settlement.
+    /// Sets the cost of an aborted request. A request is aborted if the client disconnects, or the
+    /// service panics or returns an error, before the response's head. If the cost is settled by
+    /// usage or by the body, a request is also aborted if this happens before the response's body has
+    /// ended. The rule needs no other settlement.
     ///
-    /// By default it costs at least its reservation, [`OnAborted::Keep`]. If disconnecting refunded
-    /// the charge, an attacker could retry logins or start costly work forever. A request that
-    /// waited for its departure and never reached the service is always refunded. So is a request
-    /// whose client leaves while Redis or another store decides, once the store has answered. If that
-    /// answer is lost, its charge stays.
+    /// By default an aborted request costs at least its reservation, [`OnAborted::Keep`]. If
+    /// disconnecting refunded the charge, an attacker could retry logins or start costly work
+    /// forever. A request that waited for its departure and never reached the service is always
+    /// refunded. A request whose client leaves while Redis or another store decides is also
+    /// refunded, as soon as the store has answered. If that answer is lost, the charge stays.
     ///
     /// ```
     /// use tower_ratelimit::{middleware::OnAborted, Quota, Rule};
@@ -172,12 +175,12 @@ impl Rule {
         self
     }
 
-    /// Returns what a request holds of a [concurrency limit](crate::Quota::concurrent) when the head of its response is
-    /// there. Without this the request holds it until the body has ended or was dropped, so that a stream counts as
-    /// long as it lasts.
+    /// Returns the units that a request holds of a [concurrency limit](crate::Quota::concurrent) when the head of its
+    /// response has come. Without this setting, the request holds the units until the body has ended or was dropped, so
+    /// that a stream counts as long as it lasts.
     ///
-    /// With this, a slow reader of a large response holds nothing, and a stream is not limited once it has begun. If a
-    /// handler has taken a [`Place`](crate::limiter::Place), that holds the units for longer.
+    /// With this setting, a slow reader of a large response holds no units, and a stream is no longer limited after it
+    /// has begun. If a handler has taken a [`Place`](crate::limiter::Place), the place holds the units for longer.
     ///
     /// ```
     /// use tower_ratelimit::{Quota, Rule};

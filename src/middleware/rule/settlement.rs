@@ -1,4 +1,4 @@
-//! A rule's corrections after the response. Data: `settle` acts on it.
+//! A rule's corrections after the response, as data on which `settle` acts.
 
 use std::sync::Arc;
 
@@ -52,11 +52,11 @@ impl Settlement {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnAborted {
-    /// The request costs at least its reservation. The default, so that disconnecting early saves
-    /// nothing.
+    /// The request costs at least its reservation. This is the default, so that disconnecting early
+    /// saves nothing.
     #[default]
     Keep,
-    /// The request costs what was known when it was aborted. The rest is refunded.
+    /// The request costs the units that were known when it was aborted. The rest is refunded.
     ///
     /// A client can then get work for free by disconnecting before the handler states the cost. Use
     /// this only if the handler states each cost as soon as it arises.

@@ -14,20 +14,21 @@ use crate::quota::{Algorithm, Quota};
 /// A [`Quota`] that can be changed while requests are served, by any clone, without rebuilding a
 /// layer.
 ///
-/// * A request uses one quota from beginning to end: the one in force when its layer is called. It
-///   is settled, refunded and answered under that quota. A request or a message in line takes the
-///   quota that is in force when it is admitted.
+/// * A request uses one quota from beginning to end: the quota in force when its layer is called.
+///   The request is settled, refunded and answered under that quota. A request or a message in line
+///   takes the quota that is in force when it is admitted.
 /// * The units that a key has used stay used. A key that has used more than the new quota allows must wait until enough
-///   of it has expired. Until a request is admitted under the new quota, usage expires at the old quota's pace. The
-///   reported wait counts with the new quota's pace, so it can be far longer than needed; see [the
+///   of its usage has expired. Until a request is admitted under the new quota, usage expires at the old quota's pace.
+///   The reported wait counts with the new quota's pace, so it can be far longer than needed; see [the
 ///   rules](crate::quota#when-a-quota-changes).
-/// * Each quota gets the [debt](Quota::max_debt) that the largest one so far needs to keep its usage.
-/// * Headers, outcomes and [`policies`](crate::RateLimitLayer::policies) follow. The policy's name
-///   stays.
+/// * Each quota gets the [debt](Quota::max_debt) that it needs to keep the usage of the largest quota
+///   so far.
+/// * Headers, outcomes and [`policies`](crate::RateLimitLayer::policies) follow the switch. The
+///   policy's name stays.
 /// * A request to a layer with a switch costs one more atomic load. A change costs as much as
 ///   building the layer.
-/// * Each process has its own switch, also with Redis. A `fleet::Fleet` hands out switches that
-///   are alike in all processes.
+/// * Each process has its own switch, also with Redis. A `fleet::Fleet` provides switches that are
+///   the same in all processes.
 ///
 /// ```
 /// use tower_ratelimit::{
@@ -83,11 +84,11 @@ impl QuotaSwitch {
     }
 
     /// Sets the quota for all layers that have a rule with this switch, and returns the previous
-    /// one.
+    /// quota.
     ///
     /// # Errors
-    /// Returns an error if a layer's limiter does not support the quota, or if the old or the new
-    /// quota is a block, a meter or a concurrency limit and the other one is not. Nothing is changed then.
+    /// Returns an error if a layer's limiter does not support the quota, or if the old or the new quota is
+    /// a block, a meter or a concurrency limit and the other quota is not. Then the quota is not changed.
     pub fn set(&self, quota: Quota) -> Result<Quota, ConfigError> {
         let before = self.get();
         if kind(&before) != kind(&quota) {

@@ -1,5 +1,5 @@
-//! Settles by a response's head. Charges are opened before the service is called, and the head closes those that it
-//! decides.
+//! Settles charges according to a response's head. Charges are opened before the service is called, and the head
+//! closes the charges that it decides.
 
 use std::sync::Arc;
 
@@ -18,14 +18,14 @@ use crate::middleware::rule::Settlement;
 enum ByHead {
     /// The charges stay open until the body has ended.
     StayOpen,
-    /// The charges cost this many units. Without a number they cost what was stated or, if nothing was, what was
-    /// reserved.
+    /// The charges cost this many units. Without a number they cost the stated units or, if no cost was stated,
+    /// the reserved units.
     Settle(Option<u64>),
 }
 
 impl<L: Limiter> OpenTicket<L> {
-    /// Opens what is settled after the response. Called before the service is called, with the request's method and
-    /// extensions.
+    /// Opens the charges that are settled after the response. This method is called before the service, with the
+    /// request's method and extensions.
     ///
     /// If the layer has a rule that is settled by usage, the request gets a [`Usage`] even if nothing was charged, so
     /// that handlers can rely on it.
@@ -80,7 +80,8 @@ impl<L: Limiter> OpenTicket<L> {
     /// Settles what the response's head decides. Afterwards only the charges that depend on the end of the body are
     /// open.
     ///
-    /// Open charges stay open while the application's closures run, since they may panic.
+    /// Open charges stay open while the application's closures run, because these closures may
+    /// panic.
     pub(crate) fn see_head(&mut self, response: &Parts) {
         if self.copies.take().is_some_and(|copies| copies.are_refused()) {
             self.refund_and_report();
@@ -155,7 +156,8 @@ fn switches_protocols(method: &Method, status: StatusCode) -> bool {
     status == StatusCode::SWITCHING_PROTOCOLS || (method == Method::CONNECT && status.is_success())
 }
 
-/// Returns whether a server sends nothing after this response's head, for any body (RFC 9110, section 6.4.1).
+/// Returns whether a server sends nothing after this response's head, whatever its body is (RFC 9110, section
+/// 6.4.1).
 fn is_bodiless(method: &Method, status: StatusCode) -> bool {
     method == Method::HEAD
         || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)

@@ -8,9 +8,10 @@ use smallvec::SmallVec;
 
 use crate::limiter::{AnyPlaces, Place, shared_place};
 
-/// A handle to what a request holds of [concurrency limits](crate::Quota::concurrent). It is in the extensions of each
-/// request that passes a layer with such a limit. If requests [bring their quotas](crate::Rule::quota_from), only those
-/// that are charged to such a limit have it. A handler of all requests then takes an `Option<InFlight>`.
+/// A handle to the units that a request holds of [concurrency limits](crate::Quota::concurrent). The handle is in the
+/// extensions of each request that passes a layer with such a limit. If requests [bring their
+/// quotas](crate::Rule::quota_from), only requests that are charged to such a limit have the handle. A handler of all
+/// requests then takes an `Option<InFlight>`.
 ///
 /// The handle itself holds nothing. A request's units are returned when the body of its response has ended or was
 /// dropped. A handler whose work goes on after that takes a [`Place`], and moves it into that work:
@@ -29,7 +30,8 @@ use crate::limiter::{AnyPlaces, Place, shared_place};
 /// }
 /// ```
 ///
-/// A WebSocket needs the same, since the response that [switches protocols](Self::hold) has no body.
+/// A WebSocket also needs a place, because the response that [switches protocols](Self::hold) has no
+/// body.
 #[derive(Clone)]
 pub struct InFlight(SmallVec<[Weak<dyn AnyPlaces>; 1]>);
 
@@ -44,7 +46,7 @@ impl InFlight {
     }
 
     /// Holds the request's units until the returned place is dropped, but at least as long as the request holds them.
-    /// Returns `None` if the request holds none, or no longer holds any.
+    /// Returns `None` if the request holds no units, or no longer holds any.
     ///
     /// The body of a response that switches protocols (status 101, or 2xx to `CONNECT`) ends at once. So take a place
     /// before such a response is returned, and move it into the task that serves the connection:

@@ -1,4 +1,5 @@
-//! Settling charges after the service was called: by the response's head, by its end, or by a nested refusal.
+//! Settling charges after the service was called: at the response's head, at its end, or after a nested
+//! refusal.
 
 mod head;
 pub(crate) mod in_flight;

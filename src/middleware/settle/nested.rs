@@ -1,6 +1,7 @@
-//! Nested layers: each keeps what it took, unless it is set to refund requests that an inner limit refuses.
+//! Nested layers: each layer keeps its charges, unless it is set to refund requests that an inner limit
+//! refuses.
 //!
-//! A layer that refunds puts a [`NestedToken`] into the extensions of each request that it lets pass. A layer within
+//! A layer that refunds puts a [`NestedToken`] into the extensions of each request that it passes on. An inner layer
 //! that refuses the request for its rate spends the token. Only a refusal looks for a token, so layers that do not
 //! refund cost a passing request nothing.
 
@@ -32,7 +33,8 @@ impl NestedToken {
         copies
     }
 
-    /// Spends the token of a request that is refused, if it carries one and the refusal is a limit's.
+    /// Spends the token of a request that is refused, if the request carries a token and a limit
+    /// refuses it.
     pub(crate) fn spend(extensions: &mut Extensions, refusal: OutcomeKind) {
         if !refusal.is_refunded_outside() {
             return;
@@ -55,8 +57,8 @@ impl Clone for NestedToken {
 }
 
 impl Copies {
-    /// Returns whether inner limits have refused every copy of the request. Once true it stays true, because no copy is
-    /// left to clone.
+    /// Returns whether inner limits have refused every copy of the request. After the result is true it stays true,
+    /// because no copy is left to clone.
     pub(crate) fn are_refused(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
