@@ -4,7 +4,7 @@
 //! * `RedisLimiter` keeps them in Redis, for many processes; see the module `redis`.
 //! * `StoreLimiter` keeps them in any store that can compare and swap, such as PostgreSQL; see the module `store`.
 //! * [`FallbackLimiter`] asks a second limiter while the first one fails.
-//! * [`BoxLimiter`] hides which limiter it is, to choose one at run time.
+//! * [`BoxLimiter`] hides the type of a limiter, so that it can be chosen at run time.
 //! * [`Ready`] lets callers wait until a limiter admits them.
 //! * [`Blocks`] and [`Meters`] close, open, read and settle keys by hand.
 //!

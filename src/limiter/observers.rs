@@ -6,11 +6,12 @@ use std::sync::{Arc, OnceLock};
 use crate::event::LimiterEvent;
 use crate::outcome::Observer;
 
-/// The maximum number of observers of a limiter, so that a program that keeps making layers does not slow the limiter
-/// down.
+/// The maximum number of observers of a limiter. Without this bound, a program that keeps making layers would slow the
+/// limiter down.
 const OBSERVERS_MAX: usize = 32;
 
-/// The observers of a limiter: that of its builder, and those of its layers. They are read without a lock.
+/// The observers of a limiter: the one of its builder, and those of its layers. The observers are read
+/// without a lock.
 pub(crate) struct Observers(Box<[OnceLock<Arc<dyn Observer>>]>);
 
 impl Default for Observers {
@@ -20,7 +21,8 @@ impl Default for Observers {
 }
 
 impl Observers {
-    /// Adds an observer, unless it was added before or no room is left. Returns whether it is new.
+    /// Adds an observer, unless it was added before or the limiter has [`OBSERVERS_MAX`]. Returns whether it
+    /// is new.
     pub(crate) fn add(&self, observer: &Arc<dyn Observer>) -> bool {
         let identity = observer.identity();
         for place in &self.0 {
@@ -40,7 +42,8 @@ impl Observers {
         self.iter().next().is_none()
     }
 
-    /// Each observer is called even if another one panics. After that, the first panic continues.
+    /// Reports an event to each observer, even if another observer panics. After that, the first panic
+    /// continues.
     pub(crate) fn report(&self, event: &LimiterEvent) {
         event.log();
         let report =

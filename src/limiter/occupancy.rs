@@ -9,13 +9,13 @@ pub struct Occupancy {
 }
 
 impl Occupancy {
-    /// Makes the occupancy of a limiter of your own: it has states of `keys` keys, and room for `capacity`.
+    /// Makes the occupancy of a limiter of your own that has `keys` states, and room for `capacity` states.
     #[must_use]
     pub fn new(keys: usize, capacity: usize) -> Self {
         Self { keys, capacity }
     }
 
-    /// Returns the number of states that live now: one for each policy and key.
+    /// Returns the number of states that are live now: one for each policy and key.
     #[must_use]
     pub fn keys(self) -> usize {
         self.keys

@@ -1,4 +1,4 @@
-//! Units of concurrency limits that are held, and returned when their last holder is dropped.
+//! Units of concurrency limits that are held until their last holder is dropped.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, Weak};
@@ -13,11 +13,11 @@ use crate::key::Key;
 use crate::outcome::Observer;
 use crate::policy::Policy;
 
-/// Holds units of [concurrency limits](crate::Quota::concurrent) until it is dropped.
+/// Holds units of [concurrency limits](crate::Quota::concurrent) until this value is dropped.
 ///
-/// [`Place::take`] takes one for work that is not a request, and
-/// [`Ready::hold`](crate::limiter::Ready::hold) waits for it.
-/// [`InFlight::hold`](crate::middleware::InFlight::hold) makes one for work that goes on when the
+/// [`Place::take`] takes a place for work that is not a request, and
+/// [`Ready::hold`](crate::limiter::Ready::hold) waits for one.
+/// [`InFlight::hold`](crate::middleware::InFlight::hold) makes a place for work that continues after the
 /// response has been sent.
 #[must_use = "the units are returned when the place is dropped"]
 pub struct Place {
@@ -25,9 +25,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Takes `cost` units of a [concurrency limit](crate::Quota::concurrent) from any limiter, and
-    /// holds them. A `MemoryLimiter` does so without a future, by
-    /// [`hold`](crate::MemoryLimiter::hold).
+    /// Takes `cost` units of a [concurrency limit](crate::Quota::concurrent) from any limiter, and holds
+    /// them. [`MemoryLimiter::hold`](crate::MemoryLimiter::hold) does the same without a future.
     ///
     /// ```
     /// use tower_ratelimit::limiter::{BoxLimiter, Place};
@@ -48,8 +47,8 @@ impl Place {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the limiter does not decide. Returns the decision as the inner error if
-    /// the units are not free.
+    /// Returns an error if the limiter fails. Returns the decision as the inner error if the units are not
+    /// free.
     pub async fn take<L: Limiter + Clone>(
         limiter: &L,
         policy: &Policy,
@@ -80,7 +79,8 @@ impl fmt::Debug for Place {
     }
 }
 
-/// Units that a request holds, by the places of its charges. Those that are left are returned when this is dropped.
+/// The units that a request holds, for each of its charges. The units that are left are returned when this value is
+/// dropped.
 pub(crate) struct HeldPlaces<L: Limiter> {
     limiter: L,
     observer: Option<Arc<dyn Observer>>,
@@ -91,19 +91,20 @@ pub(crate) struct HeldPlaces<L: Limiter> {
 pub(crate) struct HeldCharge {
     charge: usize,
     refund: Refund,
-    /// The instant that the observer returned when the units were taken. `None` if they were not reported to it.
+    /// The instant that the observer returned when the units were taken. `None` if the units were not reported
+    /// to an observer.
     taken_at: Option<Timestamp>,
 }
 
 impl HeldCharge {
-    /// Makes the units that the charge at an index took.
+    /// Makes the record of the units that the charge at an index took.
     pub(crate) fn new(charge: usize, refund: Refund) -> Self {
         Self { charge, refund, taken_at: None }
     }
 }
 
 impl<L: Limiter> HeldPlaces<L> {
-    /// Holds what these charges took, and reports it to the observer.
+    /// Holds the units that these charges took, and reports the units to the observer.
     pub(crate) fn of(
         limiter: L,
         held: SmallVec<[HeldCharge; 1]>,
@@ -116,7 +117,8 @@ impl<L: Limiter> HeldPlaces<L> {
         places
     }
 
-    /// The observer is the application's code. If it panics, everything is returned.
+    /// Reports the units to the observer. The observer is the application's code: if it panics, all units are
+    /// returned.
     fn report_taken(&mut self) {
         let Some(observer) = &self.observer else { return };
         for held in self.held.get_mut().unwrap_or_else(PoisonError::into_inner) {
@@ -134,8 +136,8 @@ pub(crate) trait AnyPlaces: Send + Sync {
     /// Returns whether anything is held.
     fn holds_any(&self) -> bool;
 
-    /// Returns the units of the charges for which `is_over` is true, unless `is_shared`. Returns whether anything is
-    /// held after that.
+    /// Returns the units of the charges for which `is_over` returns true, unless `is_shared` returns true. The
+    /// result says whether any units are still held.
     fn release(&self, is_over: &dyn Fn(usize) -> bool, is_shared: &dyn Fn() -> bool) -> bool;
 }
 
@@ -164,8 +166,8 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
     }
 }
 
-/// Returns units. Observer and limiter may be the application's code, and may panic. The observer is told first, so
-/// that it never counts more than the limit.
+/// Returns units. The observer and the limiter may be the application's code, and may panic. The return is reported
+/// to the observer first, so that the observer never counts more units than the limit.
 fn return_units<L: Limiter>(
     limiter: &L,
     observer: Option<&Arc<dyn Observer>>,
@@ -195,7 +197,8 @@ impl<L: Limiter> Drop for HeldPlaces<L> {
     }
 }
 
-/// Returns the place that shares what these hold, or `None` if none of them holds anything any more.
+/// Returns a place that shares the units of all these values, or `None` if none of the values holds units any
+/// more.
 pub(crate) fn shared_place(held: impl Iterator<Item = Weak<dyn AnyPlaces>>) -> Option<Place> {
     // Upgrades each `Weak` before it calls the value (see `AnyPlaces::release`).
     let held: SmallVec<[Arc<dyn AnyPlaces>; 1]> = held.filter_map(|held| held.upgrade()).collect();

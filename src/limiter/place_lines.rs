@@ -1,28 +1,28 @@
 //! The requests that wait in line for units of concurrency limits.
 //!
-//! The lines belong to the limiter, because units come free in all of its layers, in handlers and
-//! in places that are held by hand. So they know no timer: layers with different timers share them.
-//! In the other lines of this crate, time decides which waiter goes, see `ask_lines.rs` and
-//! `departures.rs`. A line is for one policy's name and one key. It exists only while a request
-//! waits in it.
+//! The lines belong to the limiter, because units come free in all of its layers, in handlers and in places
+//! that are held by hand. Layers with different timers share the lines, so the lines have no timer. In the
+//! other lines of this crate, time decides when a waiter may go, see `ask_lines.rs` and `departures.rs`. A
+//! line is for one policy's name and one key. A line exists only while a request waits in it.
 //!
-//! Nothing is taken for a request that waits. When units of its key may have come free, the first request of the line
-//! is woken, and asks the limiter again. Until it has left the line, the limiter denies every charge of the key that
-//! has a later number. So the freed units stay free for it.
+//! Nothing is taken for a request that waits. When units of a key may have come free, the first request of the key's
+//! line is woken, and asks the limiter again. Until the first request has left the line, the limiter denies every
+//! charge of the key that has a later number. So the freed units stay free for the first request.
 //!
 //! # No lost wake
 //!
-//! A limiter without one lock for everything has to read whether requests wait *after* it has locked a state, and a
-//! request that has joined a line asks again in a way that locks the state too. If two threads lock one state, the
-//! second sees the changes of the first. So either the request sees the free units, or the thread that freed them sees
-//! the request.
+//! A limiter that does not hold one lock for everything must read whether requests wait *after* it has locked a
+//! state. A request that has joined a line asks again in a way that locks the state too. If two threads lock one
+//! state, the second sees the changes of the first. So either the request sees the free units, or the thread that
+//! freed them sees the request.
 //!
 //! # Lines of many processes
 //!
-//! If a store counts the units of many processes, no request is woken when another process returns some. So the first
-//! request of each line asks again after a while, see [`Polls`]. Each time it says for how long it has waited, by
-//! [`standing`](PlaceLines::standing), and the store serves the one that has waited for longest. When the last request
-//! has left a line without units, the store is told, so that it keeps nothing for a request that has gone.
+//! If a store counts the units of many processes, no request is woken when another process returns units. So the
+//! first request of each line asks again after a while, see [`Polls`]. Each call names the time for which the request
+//! has waited, see [`standing`](PlaceLines::standing), and the store serves the request that has waited longest. When
+//! the last request has left a line without units, the process tells the store, so that the store reserves nothing
+//! for it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -43,36 +43,36 @@ use crate::clock::{Clock, Sleep, Timer};
 use crate::key::Key;
 use crate::policy::Policy;
 
-/// The number of counters that requests in line are spread over.
+/// The number of counters over which the requests in line are spread.
 const BUCKETS: usize = 64;
 
-/// Spreads the bits of a byte over a hash. If an attacker finds colliding keys, their charges only have to look into
-/// the map.
+/// The factor that spreads the bits of a byte over a hash. If an attacker finds keys with equal hashes, the only
+/// cost is that charges of these keys lock the lines.
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// The requests that wait in line for units of [concurrency limits](crate::Quota::concurrent). A
-/// limiter that lets requests [wait](crate::Quota::max_wait) for them has one of these, and returns it
-/// by [`LimiterHooks::place_lines`](super::LimiterHooks::place_lines). Clones are the same lines.
+/// The requests that wait in line for units of [concurrency limits](crate::Quota::concurrent). A limiter that
+/// lets requests [wait](crate::Quota::max_wait) for such units has a `PlaceLines`, and returns it from
+/// [`LimiterHooks::place_lines`](super::LimiterHooks::place_lines). Clones share the lines.
 ///
 /// The limiter keeps two promises:
 ///
-/// * It denies a charge that the lines [hold back](Self::holds_back), even if units are free.
-/// * It calls [`wake_first`](Self::wake_first) when units of a key may have come free: after a refund,
-///   after a reset, and, if units come free elsewhere, whenever it hears of it. Unneeded calls are
-///   allowed.
+/// * The limiter denies a charge that the lines [hold back](Self::holds_back), even if units are free.
+/// * The limiter calls [`wake_first`](Self::wake_first) when units of a key may have come free: after a
+///   refund, after a reset, and when it learns that units came free elsewhere. Unneeded calls are allowed.
 ///
-/// The layers do the rest: they put requests into the lines, ask the limiter again when a request is
-/// woken, and take requests out that have waited for too long or were dropped.
+/// The layers do the rest. A layer puts requests into the lines, asks the limiter again when a request is
+/// woken, and removes requests that have waited too long or were dropped.
 #[derive(Clone)]
 pub struct PlaceLines(Arc<SharedLines>);
 
 struct SharedLines {
     /// The number of requests that wait in all lines.
     waiting: AtomicU64,
-    /// The number of waiting requests by a hash of their line, so that the lines of other keys cost a charge no lock.
+    /// The numbers of waiting requests, indexed by a hash of their line. A charge of a key without a line takes no
+    /// lock if its counter is 0.
     buckets: [AtomicU64; BUCKETS],
     lines: Mutex<Lines>,
-    /// How often the first requests ask again without being woken. `None` if they wait to be woken.
+    /// How often the first requests ask again without being woken. `None` if they only wait to be woken.
     polls: Option<Polls>,
 }
 
@@ -90,71 +90,71 @@ struct PlaceLineKey {
 }
 
 struct LineWaiter {
-    /// The limit of its quota when it joined the line.
+    /// The limit of the request's quota when the request joined the line.
     limit: u64,
-    /// How long its quota lets it wait.
+    /// The longest wait that the request's quota allows.
     wait: Duration,
-    /// Units may have come free since it asked last.
+    /// True if units may have come free since the request last asked.
     is_called: bool,
-    /// When it joined, on the clock of [`Polls`].
+    /// The instant at which the request joined, on the clock of [`Polls`].
     #[cfg_attr(
         not(any(feature = "_redis", feature = "store")),
         allow(dead_code, reason = "within one process, the limiter does not need the time that a request has waited")
     )]
     joined: Timestamp,
-    /// How often it has asked again without being woken.
+    /// The number of times that the request has asked again without being woken.
     polls: u32,
 }
 
-/// If units can come free in other processes, the first request of each line asks again without being woken: after
-/// [`POLL_MIN`], and then after twice as long each time, up to [`POLL_MAX`], and up to a part of its wait, so that a
-/// request with a short wait asks about [`POLLS_MIN`] times. If there are many lines, each of them asks more rarely, so
-/// that they ask at most once in [`POLL_SPACING`].
+/// The polls of lines whose units can come free in other processes: the first request of each line asks again without
+/// being woken. The pause before a poll is [`POLL_MIN`] at first and doubles each time, up to [`POLL_MAX`]. A request
+/// with a short wait asks about [`POLLS_MIN`] times within its wait. If there are many lines, each line asks more
+/// rarely, so that a process asks at most once in [`POLL_SPACING`].
 #[cfg_attr(
     not(any(feature = "_redis", feature = "store")),
     allow(dead_code, reason = "within one process, the line wakes each request")
 )]
 struct Polls {
     clock: Arc<dyn Clock>,
-    /// Differs between processes, so that they do not ask at the same instants.
+    /// A number that differs between processes, so that their requests do not ask at the same instants.
     seed: u64,
-    /// Gets each line that its last request has left without units. If it is full, the store forgets the request after
-    /// a while, because the request does not ask again.
+    /// The channel that gets each line that its last request has left without units. If the channel is full, the
+    /// store forgets the request after a while, because the request does not ask again.
     #[cfg(any(feature = "_redis", feature = "store"))]
     left: mpsc::Sender<LeftLine>,
 }
 
-/// A line that no request waits in any more.
+/// A line in which no request waits any more.
 #[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) type LeftLine = (Policy, Key);
 
 /// The shortest and the longest time after which the first request of a line asks again. A random part of up to a
-/// quarter is added.
+/// quarter of the time is added.
 const POLL_MIN: Duration = Duration::from_millis(20);
 const POLL_MAX: Duration = Duration::from_millis(400);
 
-/// How often the first request of a line asks within its wait, without the random parts.
+/// The number of times that the first request of a line asks within its wait, not counting the random parts.
 const POLLS_MIN: u32 = 8;
 
 /// The time between two polls of a process: at most 200 a second.
 const POLL_SPACING: Duration = Duration::from_millis(5);
 
-/// How many calls in a row may fail while a request waits in a line that is polled. After the next failure it waits no
-/// more.
+/// The number of calls in a row that may fail while a request waits in a line that polls. After one more failure the
+/// request no longer waits.
 pub(crate) const FAILED_POLLS_MAX: u32 = 5;
 
 /// The position of a charge relative to the requests that wait for the units of its key.
 #[cfg(any(feature = "_redis", feature = "store"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// No request of this process waits.
+    /// No request of this process waits for the key.
     #[default]
     Newcomer,
-    /// An earlier request of this process waits.
+    /// An earlier request of this process waits for the key.
     HeldBack,
     /// The request is the first of this process' line.
     First(FirstInLine),
-    /// The last request of this process' line has left it. Only a return says so.
+    /// The last request of this process' line has left the line. Only a call that returns units says so.
     Left,
 }
 
@@ -164,9 +164,9 @@ pub(crate) enum Standing {
 pub(crate) struct FirstInLine {
     /// The request's number. Its lower bits distinguish it from earlier first requests of the line.
     pub(crate) number: u32,
-    /// For how long it has waited.
+    /// The time for which the request has waited.
     pub(crate) waited: Duration,
-    /// The time within which it asks twice more.
+    /// The time within which the request asks at least twice more.
     pub(crate) asks_within: Duration,
 }
 
@@ -177,8 +177,9 @@ impl PlaceLines {
         Self::with(None)
     }
 
-    /// Makes lines whose first requests ask again without being woken, because units also come free in other processes.
-    /// `seed` should differ between processes. `left` gets the lines that their last request has left without units.
+    /// Makes lines whose first requests ask again without being woken, because units also come free in other
+    /// processes. `seed` should differ between processes. `left` gets each line that its last request has left
+    /// without units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn polling(clock: Arc<dyn Clock>, seed: u64, left: mpsc::Sender<LeftLine>) -> Self {
         Self::with(Some(Polls { clock, seed, left }))
@@ -189,7 +190,7 @@ impl PlaceLines {
         Self(Arc::new(SharedLines { waiting: AtomicU64::new(0), buckets, lines: Mutex::new(Lines::default()), polls }))
     }
 
-    /// Returns the counter of the requests that wait for a key, which other keys may share.
+    /// Returns the counter of the requests that wait for a key. Other keys may share the counter.
     fn bucket(&self, policy: u64, key: &Key) -> &AtomicU64 {
         let hash = key.as_bytes().iter().fold(policy, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
         let [first, ..] = &self.0.buckets;
@@ -202,8 +203,8 @@ impl PlaceLines {
         self.is_empty() || self.bucket(policy.name_fingerprint(), key).load(Ordering::Relaxed) == 0
     }
 
-    /// Returns whether no request waits in any line. It is faster than [`holds_back`](Self::holds_back),
-    /// but a limiter must call it while it has the key's state locked.
+    /// Returns whether no request waits in any line. This method is faster than
+    /// [`holds_back`](Self::holds_back), but a limiter must call it while it has the key's state locked.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -211,9 +212,9 @@ impl PlaceLines {
         self.0.waiting.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns whether an earlier request than this charge's waits for the same policy and key. Such a charge is
-    /// denied, with an [unknown](crate::Wait::Unknown) wait and no units left, unless its cost is 0 or it is
-    /// [forced](super::Effect::Force).
+    /// Returns whether a request waits for the policy and key of a charge and came before the charge's request.
+    /// The limiter denies such a charge, with an [unknown](crate::Wait::Unknown) wait and no units left, unless
+    /// its cost is 0 or it is [forced](super::Effect::Force).
     #[must_use]
     pub fn holds_back(&self, charge: &Charge<'_>) -> bool {
         if self.has_no_line(charge.policy, charge.key) {
@@ -242,8 +243,8 @@ impl PlaceLines {
         }
     }
 
-    /// Wakes the first request that waits for units of a key, because some may have come free. Call it without a lock:
-    /// a waker is the application's code.
+    /// Wakes the first request that waits for units of a key, because units may have come free. Call this method
+    /// without holding a lock, because a waker is the application's code.
     #[inline]
     pub fn wake_first(&self, policy: &Policy, key: &Key) {
         if !self.has_no_line(policy, key) {
@@ -261,7 +262,7 @@ impl PlaceLines {
         wakers.release();
     }
 
-    /// Wakes the first request of each line of a policy, because its quota was raised. Takes time in
+    /// Wakes the first request of each line of a policy, because its quota was raised. The call takes time in
     /// proportion to the number of lines.
     pub(crate) fn wake_all(&self, policy: &Policy) {
         if self.is_empty() {
@@ -281,8 +282,8 @@ impl PlaceLines {
         lock(&self.0.lines).lines.get(&PlaceLineKey::of(policy, key)).map_or(0, WaitList::len)
     }
 
-    /// Puts a request into the line for units of a key. The request stands behind earlier ones. `arrival` is the
-    /// number that it got when it joined its first line.
+    /// Puts a request into the line for units of a key. The request stands behind earlier requests. `arrival` is
+    /// the number that the request got when it joined its first line.
     pub(crate) fn join(&self, policy: &Policy, key: &Key, arrival: Option<u64>) -> PlaceTurn {
         let line = PlaceLineKey::of(policy, key);
         let mut lines = lock(&self.0.lines);
@@ -338,9 +339,9 @@ fn let_first_ask(line: &mut WaitList<LineWaiter>, wakers: &mut Wakers) {
     }
 }
 
-/// Returns how long the first request of a line waits before it asks again without being woken. `number` is how often
-/// it has asked so since it was woken, `wait` how long its quota lets it wait, and `lines` the number of lines of this
-/// process. The caller adds a random part.
+/// Returns how long the first request of a line waits before it asks again without being woken. `number` is the
+/// number of times that it has done so since it was woken. `wait` is the longest wait that its quota allows. `lines`
+/// is the number of lines of this process. The caller adds a random part.
 fn poll_after(number: u32, wait: Duration, lines: usize) -> Duration {
     let spaced = POLL_SPACING.saturating_mul(u32::try_from(lines).unwrap_or(u32::MAX));
     POLL_MIN.saturating_mul(1 << number.min(8)).min(POLL_MAX).min(wait / POLLS_MIN).max(spaced)
@@ -353,16 +354,17 @@ fn longest_poll(lines: usize) -> Duration {
     longest + longest / 4
 }
 
-/// A request's turn in a line. It leaves the line when this is dropped, and the next request is woken.
+/// A request's turn in a line. When the turn is dropped, the request leaves the line, and the next request is
+/// woken.
 pub(crate) struct PlaceTurn {
     lines: PlaceLines,
     line: PlaceLineKey,
-    /// The policy of the line, if the store has to be told that the request left.
+    /// The policy of the line, if the process has to tell the store that the request left.
     #[cfg(any(feature = "_redis", feature = "store"))]
     policy: Option<Policy>,
     number: u64,
-    /// Set if the request leaves with units. It then decides whether the next request is woken. Otherwise the next
-    /// request is always woken.
+    /// `Some` if the request leaves with units: the value decides whether the next request is woken. A request
+    /// that leaves without units always wakes the next request.
     admitted: Option<Admitted>,
 }
 
@@ -396,8 +398,8 @@ impl PlaceTurn {
         if is_called { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Returns the time after which the request asks again without being woken. Returns `None` unless it is the first
-    /// of its line and the lines poll.
+    /// Returns the time after which the request asks again without being woken. Returns `None` unless the request is
+    /// the first of its line and the lines poll.
     fn poll_after(&self) -> Option<Duration> {
         let polls = self.lines.0.polls.as_ref()?;
         let mut lines = lock(&self.lines.0.lines);
@@ -411,10 +413,10 @@ impl PlaceTurn {
         Some(wait + wait * (random as u32) / 1024)
     }
 
-    /// Leaves the line with units. The next request is woken only if the quota has more (`has_more`), or if units came
-    /// free since the request asked. So each freed place wakes one request. `own_limit` is the limit of its quota if
-    /// the requests of the line may have different quotas. Then the next request is also woken if its limit is larger.
-    /// It is always woken if the lines poll.
+    /// Leaves the line with units. If the lines poll, the next request is always woken. Otherwise the next request is
+    /// woken only if the quota has more units (`has_more`), or if units came free since the request asked. So each
+    /// freed place wakes one request. `own_limit` is the limit of the request's quota, if the requests of the line
+    /// may have different quotas. Then the next request is also woken if the limit of its own quota is larger.
     pub(crate) fn leave_admitted(mut self, has_more: bool, own_limit: Option<u64>) {
         self.admitted = Some(Admitted { has_more, own_limit });
     }
@@ -471,12 +473,12 @@ pub(crate) struct BoundedTurn {
 pub(crate) enum LineStep {
     /// It asks the limiter again.
     Asks,
-    /// The request has waited for as long as it may.
+    /// The request gives up, because it has waited for as long as it may.
     GivesUp,
 }
 
 impl BoundedTurn {
-    /// Puts a request into the line for units of a key, until this deadline. `arrival` as for [`PlaceLines::join`].
+    /// Puts a request into the line for units of a key, until a deadline. `arrival` is as in [`PlaceLines::join`].
     pub(crate) fn join(
         lines: &PlaceLines,
         (policy, key): (&Policy, &Key),
@@ -487,12 +489,12 @@ impl BoundedTurn {
         Self { turn: lines.join(policy, key, arrival), timer, until, sleep: None, poll: None }
     }
 
-    /// Returns the number by which the request stands in line.
+    /// Returns the request's number in line.
     pub(crate) fn number(&self) -> u64 {
         self.turn.number
     }
 
-    /// Returns whether the request polls when it is the first of its line.
+    /// Returns whether a request of these lines polls when it is the first in line.
     pub(crate) fn is_polled(&self) -> bool {
         self.turn.lines.0.polls.is_some()
     }
@@ -523,7 +525,7 @@ impl BoundedTurn {
         Poll::Pending
     }
 
-    /// Leaves the line as [`PlaceTurn::leave_admitted`] does.
+    /// Leaves the line like [`PlaceTurn::leave_admitted`].
     pub(crate) fn leave_admitted(self, has_more: bool, own_limit: Option<u64>) {
         self.turn.leave_admitted(has_more, own_limit);
     }

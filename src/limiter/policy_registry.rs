@@ -10,22 +10,22 @@ use crate::policy::Policy;
 
 /// Holds the policies of the layers that use a limiter. The clones of a limiter share one registry.
 ///
-/// A layer adds its policies when it is made, and removes them when it is dropped. A limiter
-/// without a registry works, but some [setup warnings](crate::setup_warning::SetupWarningKind) are
-/// then not detected.
+/// A layer adds its policies when it is made, and removes them when it is dropped. A limiter without a
+/// registry works, but some [setup warnings](crate::setup_warning::SetupWarningKind) are not detected without
+/// one.
 #[derive(Default)]
 pub struct PolicyRegistry(Arc<Mutex<SetupsByName>>);
 
-/// The setups of each policy name, by the name's fingerprint. There is one setup unless layers
+/// The setups of each policy name, keyed by the name's fingerprint. A name has one setup unless layers
 /// contradict each other.
 type SetupsByName = HashMap<u64, BTreeMap<PolicySetup, Users>>;
 
-/// A layer's setup of one policy name. Layers agree about a name if their setups are equal.
+/// A layer's setup of one policy name. Two layers agree about a name if their setups are equal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct PolicySetup {
     /// The fingerprints of the policies of this name. Plans have several.
     quotas: Vec<u64>,
-    /// The identity of an unnamed quota, which only its clones share.
+    /// The identity of an unnamed quota. Only clones of the quota share this identity.
     unnamed: Option<usize>,
 }
 
@@ -35,7 +35,7 @@ struct Users {
     policies: Vec<Policy>,
 }
 
-/// A layer's entry in a registry. The layer leaves when this is dropped.
+/// A layer's entry in a registry. Dropping the entry removes the layer from the registry.
 pub(crate) struct Entered {
     registry: Arc<Mutex<SetupsByName>>,
     setups: Vec<(u64, PolicySetup)>,
@@ -44,11 +44,11 @@ pub(crate) struct Entered {
 /// Two layers with different setups of one name.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Contradiction {
-    /// The policy of the layer that enters.
+    /// The policy of the layer that enters the registry.
     pub(crate) own: Policy,
     /// The policy of the other layer.
     pub(crate) other: Policy,
-    /// True if the quotas are equal and the name was made from an unnamed quota.
+    /// True if the quotas are equal and the policy's name was made from an unnamed quota.
     pub(crate) unnamed: bool,
 }
 
@@ -59,7 +59,7 @@ impl PolicyRegistry {
         Self::default()
     }
 
-    /// Returns a number that is different for each registry in use.
+    /// Returns a number that differs between all registries in use.
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
@@ -96,8 +96,8 @@ impl PolicySetup {
 }
 
 impl Entered {
-    /// Returns a name for which another layer has another setup, if there is one. It compares each name with only
-    /// one other setup.
+    /// Returns a name for which another layer has a different setup, if there is such a name. Each setup is
+    /// compared with only one other setup of its name.
     pub(crate) fn contradiction(&self) -> Option<Contradiction> {
         let names = lock(&self.registry);
         self.setups.iter().find_map(|(name, setup)| {

@@ -1,12 +1,13 @@
 //! Refunds to leaky queues, in any order.
 //!
 //! A queue accepts the refund of a slot only while no later slot is taken. But requests leave in any order, and the
-//! check of a later one may still be under way. So a refund that finds a later slot taken is kept. It goes together
-//! with the refund of the slot right behind it.
+//! check of a later request may still be under way. So a refund that finds a later slot taken is kept. A kept
+//! refund is made together with the refund of the slot right behind its own.
 //!
-//! Each queue has one refund under way at a time. Refunds that come during that call wait, and are sent newest first.
-//! Refunds of adjacent slots are sent together, as the refund of one charge. If a store answers them more slowly than
-//! requests leave, the oldest of those that wait are given up, so that no client makes them take memory without end.
+//! Each queue has one refund under way at a time. Refunds that arrive during that call wait, and are then sent newest
+//! first. Refunds of adjacent slots are sent together, as the refund of one charge. If a store answers refunds more
+//! slowly than requests leave, the oldest waiting refunds are given up, so that no client makes refunds use memory
+//! without bound.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -19,31 +20,32 @@ use crate::decision::Receipt;
 use crate::limiter::Refund;
 use crate::quota::{Algorithm, Quota};
 
-/// The maximum number of refunds of a limiter that are kept because a later slot is taken. Each takes about 200 bytes.
+/// The maximum number of refunds of a limiter that are kept because a later slot is taken. Each kept refund takes
+/// about 200 bytes.
 const KEPT_MAX: usize = 4_096;
 
-/// The maximum number of refunds of a queue that wait for the answer to the one under way. The oldest are given up,
-/// because their slots end first.
+/// The maximum number of refunds of a queue that wait while another refund is under way. The oldest refunds are
+/// given up, because their slots end first.
 #[cfg(any(feature = "_redis", feature = "store"))]
 const WAITING_MAX: usize = 256;
 
 const LAST: Timestamp = Timestamp::from_micros(u64::MAX);
 
-/// The refunds of the queues of a limiter. `Q` names a queue, independently of its current quota, and `C` is a caller
+/// The refunds of the queues of a limiter. `Q` identifies a queue, whatever its current quota is. `C` is a caller
 /// that waits for the result of a refund.
 pub(super) struct QueueRefunds<Q, C>(Mutex<Queues<Q, C>>);
 
 struct Queues<Q, C> {
     queues: HashMap<Q, LeakyQueue<C>>,
-    /// The number of refunds that are kept.
+    /// The number of refunds that are kept because a later slot is taken.
     kept: usize,
-    /// No refund that is kept ends before this.
+    /// No slot of a kept refund ends before this instant.
     none_ends_before: Timestamp,
 }
 
-/// A queue that has a refund under way, or refunds that are kept.
+/// A queue that has a refund under way, or kept refunds.
 struct LeakyQueue<C> {
-    /// Newest first.
+    /// The refunds that wait or are kept, newest first.
     waiting: VecDeque<QueuedRefund<C>>,
     is_refunding: bool,
 }
@@ -51,11 +53,11 @@ struct LeakyQueue<C> {
 struct QueuedRefund<C> {
     refund: Refund,
     callers: Vec<C>,
-    /// The end of its slot, if the refund found a later slot taken.
+    /// The end of the refund's slot, if the refund found a later slot taken.
     kept_until: Option<Timestamp>,
 }
 
-/// Returns whether refunds of a quota go by [`QueueRefunds`].
+/// Returns whether refunds under a quota are made through [`QueueRefunds`].
 pub(super) fn is_queue(quota: &Quota) -> bool {
     quota.algorithm() == Algorithm::LeakyQueue
 }
@@ -65,7 +67,7 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         Self(Mutex::new(Queues { queues: HashMap::new(), kept: 0, none_ends_before: LAST }))
     }
 
-    /// Adds a refund. Returns whether the queue had no refund under way. Then the caller has to call
+    /// Adds a refund. Returns whether the queue had no refund under way. If so, the caller has to call
     /// [`next`](Self::next).
     pub(super) fn add(&self, queue: Q, refund: Refund, caller: C) -> bool {
         let mut queues = self.lock();
@@ -74,15 +76,16 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         !was_refunding
     }
 
-    /// If too many refunds wait, gives up the oldest. Returns the callers that wait for its result.
+    /// If too many refunds wait, gives up the oldest refund. Returns the callers that wait for the result of
+    /// that refund.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(super) fn give_up_oldest(&self, queue: Q) -> Vec<C> {
         let given_up = self.lock().queues.get_mut(&queue).and_then(LeakyQueue::take_one_too_many);
         given_up.map(|given_up| given_up.callers).unwrap_or_default()
     }
 
-    /// Returns the next refund to make, and the callers that wait for its result. Is called when no refund of this
-    /// queue is under way.
+    /// Returns the next refund to make, and the callers that wait for its result. Call this method when no refund
+    /// of this queue is under way.
     pub(super) fn next(&self, queue: Q) -> Option<(Refund, Vec<C>)> {
         let mut queues = self.lock();
         let own = queues.queues.get_mut(&queue)?;
@@ -95,7 +98,7 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         None
     }
 
-    /// Keeps a refund that found a later slot taken, until its slot is over.
+    /// Keeps a refund that found a later slot taken, until the refund's slot is over.
     pub(super) fn keep(&self, queue: Q, refund: Refund, now: Timestamp) {
         let until = now.saturating_add(longest(refund.policy.quota()));
         let mut queues = self.lock();
@@ -152,7 +155,7 @@ impl<Q: Copy + Eq + Hash, C> Queues<Q, C> {
         self.kept -= before - queue.waiting.len();
     }
 
-    /// Removes a queue that has no refund.
+    /// Removes a queue that has no refund under way, waiting or kept.
     fn remove_if_over(&mut self, queue: Q) {
         if self.queues.get(&queue).is_some_and(|queue| !queue.is_refunding && queue.waiting.is_empty()) {
             self.queues.remove(&queue);
@@ -173,7 +176,8 @@ impl<C> LeakyQueue<C> {
         self.waiting.remove(oldest)
     }
 
-    /// Makes one refund of two whose slots lie side by side. Returns by how many the number of kept refunds falls.
+    /// Merges the refunds at `at` and after it into one if their slots are adjacent. Returns by how much this
+    /// lowers the number of kept refunds.
     fn join(&mut self, at: usize) -> usize {
         let (Some(newer), Some(older)) = (self.waiting.get(at), self.waiting.get(at + 1)) else { return 0 };
         if !is_side_by_side(&newer.refund, &older.refund) {
@@ -205,7 +209,7 @@ impl<C> Default for LeakyQueue<C> {
     }
 }
 
-/// Returns the longest time until a slot is over, rounded up.
+/// Returns the longest time until a slot of the queue is over, rounded up.
 fn longest(quota: &Quota) -> Duration {
     match quota.decider() {
         Decider::Pair(decider, _) => Duration::from_micros(decider.get().longest_us(0) + 1),
@@ -213,13 +217,13 @@ fn longest(quota: &Quota) -> Duration {
     }
 }
 
-/// Returns the end of a refund's slot as numbers that sort in order of time.
+/// Returns the end of a refund's slot as a pair that sorts in order of time.
 fn end(refund: &Refund) -> (u64, u64) {
     (refund.receipt.at_us(), refund.receipt.part())
 }
 
-/// Returns whether the slot of a refund begins where the slot of an older one ends. The quota of the queue may have
-/// changed between them. Slots of the same interval fit together, however long the queue is.
+/// Returns whether the slot of a refund begins where the slot of an older refund ends. The quota of the queue may
+/// have changed between the two refunds. Slots of the same interval fit together, however long the queue is.
 fn is_side_by_side(newer: &Refund, older: &Refund) -> bool {
     let pair = |refund: &Refund| Pair { at: refund.receipt.at_us(), n: refund.receipt.part() };
     let (own, units, end) = (pair(newer), newer.receipt.units(), pair(older));

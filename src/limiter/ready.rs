@@ -31,7 +31,7 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 /// The maximum number of callers that wait, by default.
 const MAX_WAITING: usize = 1_000;
 
-/// The first and the longest wait if the limiter does not know when a charge would pass.
+/// The first and the longest wait of a caller if the limiter does not know when a charge would pass.
 const UNKNOWN_WAIT: Duration = Duration::from_millis(20);
 const UNKNOWN_WAIT_MAX: Duration = Duration::from_millis(400);
 
@@ -63,26 +63,25 @@ const UNKNOWN_WAIT_MAX: Duration = Duration::from_millis(400);
 /// * **Any limiter**, and any quota. A [leaky queue](crate::Quota::leaky_queue) names the departure
 ///   in one call. With other quotas the first caller in line asks again at the instant that the
 ///   limiter named.
-/// * **In order.** Callers of one policy and key are admitted in the order in which they came, and
-///   a caller that finds others waiting stands behind them. The order is that of one `Ready` and
-///   its clones.
+/// * **In order.** Callers of one policy and key are admitted in the order in which they arrived. The order
+///   holds among the callers of one `Ready` and its clones.
 /// * **Bounded.** At most [`max_waiting`](Self::max_waiting) callers wait, and each for at most
 ///   [`max_wait`](Self::max_wait). A caller that would have to wait longer gets an error at once.
-/// * **Dropped at any point**, a future refunds what it took, and the next caller moves up. A
-///   future that is not dropped and not polled delays the callers behind it once, by at most 50
-///   milliseconds; if eight such futures are the first in line, by at most ten seconds.
+/// * **Dropped at any point**, a future refunds what it took, and the next caller moves up. A future that is
+///   neither dropped nor polled delays the callers behind it once, by at most 50 milliseconds. If the first
+///   eight futures in line are not polled, the delay is at most ten seconds.
 /// * **A failing limiter** ends the waits of its callers with [`NotReadyKind::Limiter`].
 ///
-/// Tokio's timer wakes up to a millisecond late. So a quota that admits one unit at a time passes
-/// at most about 1,000 units a second of a key. Give such a quota a larger burst, take several
-/// units at once, or use a leaky queue. With a store, the callers of a key get the whole rate if the
-/// burst is at least what comes in two round trips.
+/// Tokio's timer wakes a caller up to a millisecond late. So a quota that admits one unit at a time admits at
+/// most about 1,000 units a second for a key. Give such a quota a larger burst, take several units at once,
+/// or use a leaky queue. With a store, the callers of a key get the whole rate if the burst is at least as
+/// large as the number of units that come back during two round trips.
 ///
-/// The first caller in line asks again after ten seconds at the latest, in case its key was
-/// reset or its quota was raised.
+/// The first caller in line asks again after ten seconds at the latest, in case the key was reset or the
+/// quota was raised.
 ///
-/// A quota that [counts denied](crate::Quota::count_denied) requests counts each time that the
-/// limiter is asked.
+/// A quota that [counts denied](crate::Quota::count_denied) requests counts every call in which a caller asks the
+/// limiter.
 #[derive(Clone)]
 pub struct Ready<L> {
     limiter: L,
@@ -100,9 +99,9 @@ struct ReadyLines {
 }
 
 impl<L: Limiter> Ready<L> {
-    /// Makes empty lines in front of a limiter. Clones share them.
+    /// Makes empty lines in front of a limiter. Clones share the lines.
     ///
-    /// With the feature `tokio`, callers wait by a `TokioTimer`. Without it, set a
+    /// With the feature `tokio`, callers wait on a `TokioTimer`. Without that feature, set a
     /// [timer](Self::timer).
     #[must_use]
     pub fn new(limiter: L) -> Self {
@@ -110,24 +109,25 @@ impl<L: Limiter> Ready<L> {
         Self { limiter, timer, lines, max_wait: MAX_WAIT, max_waiting: MAX_WAITING }
     }
 
-    /// Sets the timer with which callers wait. The lines are new ones: set it before it is cloned.
+    /// Sets the timer with which callers wait. Set the timer before you clone this value, because the value
+    /// gets new lines.
     #[must_use]
     pub fn timer(self, timer: impl Timer + 'static) -> Self {
         Self { timer: Some(Arc::new(timer)), lines: Arc::default(), ..self }
     }
 
-    /// Sets the longest time for which a caller waits. The default is 60 seconds. Clones may differ
-    /// in it.
+    /// Sets the longest time for which a caller waits. The default is 60 seconds. Each clone may have a
+    /// different limit.
     ///
-    /// For units of a concurrency limit, a caller waits at most for as long as [the
-    /// quota](crate::Quota::max_wait) says, if it says so.
+    /// If a concurrency limit has a [`max_wait`](crate::Quota::max_wait), a caller waits for its units at
+    /// most that long.
     #[must_use]
     pub fn max_wait(self, max: Duration) -> Self {
         Self { max_wait: max, ..self }
     }
 
-    /// Sets the maximum number of callers that wait at a time, of all keys. The default is 1,000.
-    /// Clones share the count, but may have different maxima.
+    /// Sets the maximum number of callers that wait at a time, over all keys. The default is 1,000. Clones
+    /// share the count, but each clone may have a different maximum.
     #[must_use]
     pub fn max_waiting(self, max: usize) -> Self {
         Self { max_waiting: max, ..self }
@@ -148,8 +148,8 @@ impl<L: Limiter> Ready<L> {
     /// Takes `cost` units from what `policy` allows `key`, and waits until they are admitted.
     ///
     /// # Errors
-    /// If the wait would be too long, too many wait, the cost is above the capacity, or the limiter
-    /// fails. Nothing is taken then.
+    /// Returns an error if the wait would be too long, too many callers wait, the cost is above the capacity,
+    /// or the limiter fails. In these cases nothing is taken.
     #[inline]
     pub async fn take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Result<ChargeDecision, NotReady> {
         let answered = match self.lines.asks.has_line(policy, key) {
@@ -162,8 +162,8 @@ impl<L: Limiter> Ready<L> {
         }
     }
 
-    /// Takes one charge as [`wait`](Self::wait) does. Boxed, so that the future of a caller that does
-    /// not wait is small.
+    /// Takes one charge, like [`wait`](Self::wait). The future is boxed, so that the future of a caller that
+    /// does not wait is small.
     #[cold]
     #[inline(never)]
     fn wait_one<'a>(
@@ -185,7 +185,7 @@ impl<L: Limiter> Ready<L> {
     /// of the first charge.
     ///
     /// # Errors
-    /// As [`take_one`](Self::take_one).
+    /// Returns an error in the same cases as [`take_one`](Self::take_one).
     pub async fn take(&self, charges: &[Charge<'_>]) -> Result<Decision, NotReady> {
         Box::pin(self.wait(charges, None)).await
     }
@@ -211,8 +211,8 @@ impl<L: Limiter> Ready<L> {
     /// ```
     ///
     /// # Errors
-    /// As [`take_one`](Self::take_one). In a line of the limiter, the wait ends if the first or the
-    /// last call fails, or six calls in a row.
+    /// Returns an error in the same cases as [`take_one`](Self::take_one). In a line of the limiter, the wait
+    /// ends if the first or the last call fails, or six calls in a row.
     pub async fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Place, NotReady>
     where
         L: Clone,
@@ -222,8 +222,8 @@ impl<L: Limiter> Ready<L> {
         Ok(Place::new(self.limiter.clone(), decision.take_receipt().map(refund)))
     }
 
-    /// Refunds what a receipt still holds of a charge to (policy, key), and lets the first caller
-    /// in line ask at once. A refund by the limiter's own method does not wake it.
+    /// Refunds what a receipt still holds of a charge to (policy, key), and lets the first caller in line ask
+    /// at once. A refund by the limiter's own method does not wake that caller.
     pub fn refund(&self, policy: &Policy, key: &Key, receipt: Receipt) {
         if let Err(receipt) = self.limiter.try_refund_one(policy, key, receipt) {
             // A limiter sends the refund before `refund` returns, so the reply can be dropped.
@@ -234,8 +234,8 @@ impl<L: Limiter> Ready<L> {
         }
     }
 
-    /// Takes the charges as soon as they are admitted. `answer` is the limiter's, if it was asked
-    /// already.
+    /// Takes the charges as soon as they are admitted. `answer` is the limiter's answer, if the caller has
+    /// asked it already.
     async fn wait(&self, charges: &[Charge<'_>], mut answer: Option<Decision>) -> Result<Decision, NotReady> {
         let Some(first) = charges.first() else {
             return self.limiter.take(charges).await.map_err(|error| NotReady::limiter("", error));
@@ -302,7 +302,7 @@ impl<L> fmt::Debug for Ready<L> {
     }
 }
 
-/// Counts one caller as waiting, until it is dropped.
+/// Counts one caller as waiting, until this value is dropped.
 struct CountedCaller(Arc<ReadyLines>);
 
 impl Drop for CountedCaller {
@@ -315,19 +315,19 @@ impl Drop for CountedCaller {
 struct ReadyCaller<'a, L> {
     ready: &'a Ready<L>,
     first: &'a Charge<'a>,
-    /// Its turn in the line of its first charge.
+    /// The caller's turn in the line of its first charge.
     turn: Option<LineTurn>,
     counted: Option<CountedCaller>,
-    /// The last decision about the charge that denied it.
+    /// The last decision about the charge that denied the caller.
     denied: Option<ChargeDecision>,
-    /// Its deadline on the timer, if it waits.
+    /// The caller's deadline on the timer, if the caller waits.
     until: Option<Duration>,
-    /// How often the limiter denied it for an unknown time.
+    /// The number of times that the limiter denied the caller for an unknown time.
     unknown_waits: u32,
     /// The number of calls in a row that have failed.
     failures: u32,
-    /// Whether it was denied while it had no turn. Units that came back since then woke nobody, so it takes a turn and
-    /// asks again.
+    /// Whether the limiter denied the caller while the caller had no turn. Units that came back since then woke no
+    /// caller, so this caller takes a turn and asks again.
     was_denied_outside: bool,
 }
 
@@ -350,8 +350,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         reply.await
     }
 
-    /// Puts a caller that asks now into its line, unless it is there. Units of a concurrency limit have lines of their
-    /// own.
+    /// Puts a caller that asks now into its line, unless the caller is already there. Units of a concurrency limit
+    /// have other lines.
     fn begin_turn(&mut self) {
         if self.turn.is_some() || self.first.policy.limits_in_flight() {
             return;
@@ -363,7 +363,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         }
     }
 
-    /// Polls the caller's turn. A caller that has to wait is counted.
+    /// Polls the caller's turn. A caller that has to wait is counted as waiting.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<Result<LineStep, NotReady>> {
         let Some(turn) = &mut self.turn else { return Poll::Ready(Ok(LineStep::Asks)) };
         match turn.poll(cx) {
@@ -381,8 +381,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         Some((Arc::clone(timer), until))
     }
 
-    /// Counts the caller as waiting. `delay` is the least time for which it has to wait. Returns
-    /// the timer and the deadline.
+    /// Counts the caller as waiting. `delay` is the least time for which the caller has to wait. Returns the
+    /// timer and the deadline.
     fn count(&mut self, delay: Duration) -> Result<(Arc<dyn Timer>, Duration), NotReady> {
         let (ready, policy) = (self.ready, self.first.policy);
         let (timer, until) = self.deadline().ok_or_else(|| NotReady::no_timer(policy))?;
@@ -399,8 +399,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         Ok((timer, until))
     }
 
-    /// Joins a line. `wait` is the wait that the limiter named if it denied the caller. It names
-    /// none for units of a concurrency limit.
+    /// Joins a line. `wait` is the wait that the limiter named if it denied the caller. The limiter names no
+    /// wait for units of a concurrency limit.
     fn join(&mut self, wait: Wait) -> Result<(), NotReady> {
         let (ready, Charge { policy, key, cost, .. }) = (self.ready, *self.first);
         let lines = ready.limiter.hooks().place_lines().filter(|_| policy.limits_in_flight() && wait == Wait::Unknown);
@@ -429,8 +429,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         Ok(())
     }
 
-    /// Returns whether a caller that has waited for as long as it may asks once more. Units of a
-    /// concurrency limit may have come free for it.
+    /// Returns whether a caller that has waited for as long as it may asks once more. Units of a concurrency
+    /// limit may have come free for that caller.
     fn asks_at_last(&self) -> bool {
         matches!(self.turn, Some(LineTurn::Places(_)))
     }
@@ -465,8 +465,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         Ok(())
     }
 
-    /// Returns the wait until the limiter is asked again if it does not know when the charge would
-    /// pass.
+    /// Returns the time after which the caller asks again, for a limiter that does not know when the charge
+    /// would pass.
     fn unknown_wait(&mut self) -> Duration {
         let wait = UNKNOWN_WAIT.saturating_mul(1 << self.unknown_waits.min(8)).min(UNKNOWN_WAIT_MAX);
         self.unknown_waits = self.unknown_waits.saturating_add(1);
@@ -504,13 +504,13 @@ impl<L: Limiter> ReadyCaller<'_, L> {
     }
 }
 
-/// Returns an instant in microseconds, below `u64::MAX`.
+/// Returns a deadline in microseconds, which is below `u64::MAX`.
 fn latest_us(until: Duration) -> u64 {
     micros_floor(until).min(u64::MAX - 1)
 }
 
-/// The decision that admitted a caller, until the caller departs. If this is dropped, the units are
-/// refunded, and the callers behind move up.
+/// The decision that admitted a caller, until the caller departs. If this value is dropped before that, the
+/// units are refunded, and the callers behind move up.
 struct HeldDecision<'a, L: Limiter> {
     ready: &'a Ready<L>,
     charges: &'a [Charge<'a>],
@@ -560,8 +560,8 @@ impl<L: Limiter> HeldDecision<'_, L> {
         self.turns.poll(lines, timer, depart, cx)
     }
 
-    /// Refunds what a caller took from queues whose departures it does not wait for. The lines refund
-    /// it in the order that the queues need.
+    /// Refunds what a caller took from queues whose departures it does not wait for. The lines make these
+    /// refunds in the order that the queues need.
     fn decline(&mut self) {
         let (ready, charges) = (self.ready, self.charges);
         let now_us = ready.timer.as_ref().and_then(|timer| time_of(&**timer)).unwrap_or(0);
@@ -599,12 +599,12 @@ fn departure_key(charge: &Charge<'_>) -> DepartureKey {
     DepartureKey { policy: charge.policy.fingerprint(), key: charge.key.clone(), cost: charge.cost }
 }
 
-/// The error of a caller that was not admitted. Nothing is taken for it.
+/// The error of a caller that was not admitted. Nothing is taken for that caller.
 pub struct NotReady {
     kind: NotReadyKind,
     wait: Wait,
     message: Box<str>,
-    /// Boxed, so that results stay small.
+    /// The decision is boxed, so that results stay small.
     denied: Option<Box<ChargeDecision>>,
     source: Option<Source>,
 }
@@ -633,14 +633,14 @@ impl NotReady {
         self.kind
     }
 
-    /// Returns the wait that the limiter named when it was asked last, if it did.
+    /// Returns the wait that the limiter named in its last answer, if it named one.
     #[must_use]
     pub fn wait(&self) -> Wait {
         self.wait
     }
 
-    /// Returns the limiter's last decision about the charge that denied the caller. Returns `None`
-    /// if the limiter was not asked, or failed.
+    /// Returns the limiter's last decision about the charge that denied the caller. Returns `None` if the
+    /// caller did not ask the limiter, or the limiter failed.
     #[must_use]
     pub fn decision(&self) -> Option<&ChargeDecision> {
         self.denied.as_deref()

@@ -227,7 +227,7 @@ const PROMISES: &[Promise] = &[
     ),
     ("src/quota/builder.rs::BUCKETS_MAX", &["| the buckets of a sliding window | {_} | {} |"]),
     ("src/limiter/ready.rs::MAX_WAIT", &["for which a caller waits. The default is {}."]),
-    ("src/limiter/ready.rs::MAX_WAITING", &["that wait at a time, of all keys. The default is {}."]),
+    ("src/limiter/ready.rs::MAX_WAITING", &["that wait at a time, over all keys. The default is {}."]),
     (
         "src/limiter/ready.rs::UNKNOWN_WAIT",
         &["With other limiters the caller asks again after {}, and then more and more rarely"],

@@ -1,4 +1,4 @@
-//! Redis, as the checks see it.
+//! Redis, as the backend that checks use.
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -34,7 +34,8 @@ impl Backend for RedisBackend {
     type Error = RedisError;
     type Stored = StoredKey;
 
-    /// Returns the error if the script cannot decide a set, because only blocks and meters can be charged on refusal.
+    /// Returns an error for a set that the script cannot decide. The script can charge only blocks and meters on
+    /// refusal.
     fn refuses(&self, charges: &[Charge<'_>]) -> Option<RedisError> {
         let is_unknown = |charge: &&Charge<'_>| {
             let is_known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);

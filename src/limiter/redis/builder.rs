@@ -22,8 +22,8 @@ use crate::limiter::remote::{Checks, Flights, Options, shared_options};
 /// How long `connect` waits for the first connection to a server that refuses connections.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// The bounds of the time, otherwise four deadlines, that `connect` waits for the first connection to a server that
-/// may be far, and then for the answer about the user's rights.
+/// The bounds of the time that `connect` waits for the first connection to a server that may be far, and then for
+/// the answer about the user's rights. Between these bounds the time is four deadlines.
 const FAR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
 
 /// Sets up a [`RedisLimiter`].
@@ -43,8 +43,8 @@ impl RedisLimiter {
     /// [`RedisLimiterBuilder::connect`].
     ///
     /// # Errors
-    /// Returns an error if the URL is not valid, or the server refuses what is needed. A server
-    /// that is not up yet is not an error.
+    /// Returns an error if the URL is not valid, or the server refuses the password or a right that checks
+    /// need. A server that is not up yet is not an error.
     pub async fn connect(url: &str) -> Result<Self, RedisError> {
         Self::builder().connect(url).await
     }
@@ -68,24 +68,27 @@ impl RedisLimiterBuilder {
         }
     }
 
-    /// Sets the client library. By default it is fred if the feature `fred` is enabled. The guide says
-    /// [where the two differ](crate::guide::redis_and_failures#the-client-library).
+    /// Sets the client library. By default the library is fred if the feature `fred` is enabled. The guide
+    /// says [where the two differ](crate::guide::redis_and_failures#the-client-library).
     pub fn client(mut self, client: RedisClient) -> Self {
         self.client = client;
         self
     }
 
-    /// Sets where the user and the password of each connection come from, for passwords that change while the process
-    /// runs, such as tokens of a cloud's identity service. The URL then has no user and no password.
+    /// Sets the closure that returns the user and the password of each connection. The closure is for passwords
+    /// that change while the process runs, such as tokens of a cloud's identity service. The URL then has no user
+    /// and no password.
     ///
-    /// The closure is asked for each connection, and for each attempt to make one: up to four times a second while
-    /// Redis is away, and for each server of a cluster. It has 5 s. A connection whose credentials have a [time to
-    /// renew](RedisCredentials::renew_after) asks again after that time, and sends what it gets with `AUTH`. If there
-    /// are no newer credentials, or the server refuses them, the observer gets
-    /// [`StoreFailed`](crate::observe::LimiterEvent::StoreFailed), and the connection asks again 5 s later.
+    /// The limiter calls the closure for each attempt to make a connection: up to four times a second while Redis is
+    /// away, and for each server of a cluster. The closure has 5 s to answer. If the credentials of a connection have
+    /// a [time to renew](RedisCredentials::renew_after), the limiter calls the closure again after that time, and
+    /// sends the newer credentials with `AUTH`. If there are no newer credentials, or the server refuses them, the
+    /// observers get [`StoreFailed`](crate::observe::LimiterEvent::StoreFailed), and the limiter calls the closure
+    /// again 5 s later.
     ///
-    /// An error of the closure is reported like a connection that could not be made. Events and errors have its text,
-    /// so the text must not have a secret in it. It is not possible with `redis-sentinel://`.
+    /// An error of the closure is reported like a connection that could not be made. Events and errors contain the
+    /// text of the closure's error, so the text must not contain a secret. Such a closure is not possible with
+    /// `redis-sentinel://`.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -112,10 +115,10 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets the certificates of the authorities that are trusted with `rediss://`, as PEM. They replace those of the
-    /// system. The server's certificate must be signed by one of these authorities, and be valid for the host of the
-    /// URL. It needs TLS by rustls: one of the features `fred-rustls`, `fred-rustls-ring`, `redis-rs-rustls`,
-    /// `redis-rs-rustls-ring`.
+    /// Sets the certificates of the authorities that are trusted with `rediss://`, as PEM. These certificates
+    /// replace those of the system. The server's certificate must be signed by one of these authorities, and be
+    /// valid for the host of the URL. This setting needs TLS with rustls: one of the features `fred-rustls`,
+    /// `fred-rustls-ring`, `redis-rs-rustls`, `redis-rs-rustls-ring`.
     ///
     /// ```no_run
     /// use tower_ratelimit::RedisLimiter;
@@ -136,46 +139,47 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets the certificate that the limiter shows to servers that ask for one, followed by those between it and the
-    /// authority, and its private key, as PEM. The key is one of PKCS #8, PKCS #1 or SEC 1, without a password. It
-    /// needs [`tls_authorities`](Self::tls_authorities).
+    /// Sets the limiter's own certificate and its private key, as PEM. The limiter shows the certificate to servers
+    /// that ask for one. `certificates` begins with this certificate, followed by those between it and the
+    /// authority. The key has the format PKCS #8, PKCS #1 or SEC 1, without a password. This setting needs
+    /// [`tls_authorities`](Self::tls_authorities).
     pub fn tls_identity(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.pem.identity = Some(Identity { certificates: certificates.into(), key: key.into() });
         self
     }
 
-    /// Stores callers' keys as they are, to be read with `redis-cli` while debugging. **Everyone
-    /// who can read Redis, its backups or its slow log can then read the keys**: do not use this if
-    /// a key is an API key, a token or a cookie. All processes need the same choice. Keys of more
-    /// than 128 bytes, or with a `}`, are still hashed, without the [secret](Self::key_secret). By
-    /// default all keys are hashed.
+    /// Stores callers' keys as they are, to be read with `redis-cli` while debugging. **Everyone who can read
+    /// Redis, its backups or its slow log can then read the keys**: do not use this if a key is an API key, a
+    /// token or a cookie. All processes need the same setting. Keys of more than 128 bytes, or with a `}`,
+    /// are still hashed, without the [secret](Self::key_secret). By default all keys are hashed.
     pub fn readable_keys(mut self, readable: bool) -> Self {
         self.readable_keys = readable;
         self
     }
 
-    /// Sets into how many groups a cluster's callers are put, from 1 to 16,384. The callers of a
-    /// group share a slot, and the slots of the groups are spread evenly. By default each caller
-    /// has a slot of its own.
+    /// Sets the number of groups into which the callers of a cluster are put, from 1 to 16,384. The callers
+    /// of a group share a slot, and the slots of the groups are spread evenly. By default each caller has a
+    /// slot of its own.
     ///
-    /// Checks of one slot share calls, so fewer groups mean that more checks share one. That pays
-    /// if several checks of each group are in flight at a time. Use several groups for each master.
-    /// All processes need the same number. In a process with another number, every key has its whole
-    /// quota once more. The setting has no effect on one server.
+    /// Checks of one slot share calls, so with fewer groups, more checks share each call. Fewer groups pay
+    /// off if several checks of each group are in flight at a time. Use several groups for each master. All
+    /// processes need the same number of groups. In a process with another number, every key has its whole
+    /// quota once more. The setting has no effect with a single server.
     pub fn slot_groups(mut self, groups: u16) -> Self {
         self.slot_groups = Some(groups);
         self
     }
 
-    /// Lets this process lease up to `units` units of a hot key: take them in one call and hand them out without asking
-    /// Redis. By default it is 0, and nothing is leased. Up to 1,024 keys are leased at a time. Checks of other keys
-    /// are calls.
+    /// Lets this process lease up to `units` units of a hot key: take them in one call and hand them out without
+    /// asking Redis. By default `units` is 0, and nothing is leased. Up to 1,024 keys are leased at a time. Checks of
+    /// other keys need calls to Redis.
     ///
     /// The total is never exceeded. The price is precision:
     ///
     /// * With `n` processes, the units admitted in any interval are at most the quota's bound plus
     ///   `n · units`, because units that were leased before the interval may be used in it.
-    /// * Up to `units` are denied to other processes, for up to 0.1 s. Then unused units are refunded.
+    /// * Up to `units` units of a key are denied to other processes, for up to 0.1 s. Then unused units are
+    ///   refunded.
     /// * `remaining` is the number that this process last saw.
     /// * If a process ends, drops the limiter or loses Redis, the units that it holds are not refunded.
     ///   They return as they drain.
@@ -194,34 +198,34 @@ impl RedisLimiterBuilder {
     ///
     /// * With `rediss://`, `rediss-cluster://` and `rediss-sentinel://` all connections use TLS, which needs
     ///   [a feature](crate::guide::redis_and_failures#the-client-library).
-    /// * The user, the password, the port of the first host, the database and `node` may be left
-    ///   out. In a user and a password, percent-encode what has a meaning in a URL: `p%40ss`.
+    /// * The user, the password, the port of the first host, the database and `node` may be left out. In a
+    ///   user and a password, percent-encode the characters that have a meaning in a URL: `p%40ss`.
     /// * Sentinels get no password, unless the URL has `sentinelPassword` and, for a user, `sentinelUsername`.
     /// * Another parameter is an error.
     ///
-    /// It waits half a second for a server that refuses connections, and up to two seconds for one that may be far. If
-    /// the [deadline](Self::deadline) is above half a second, the latter is four deadlines, but at most 5 s. Then it
-    /// checks that the server's user has the rights that the script needs. If Redis is not up yet, checks fail until
-    /// it is.
+    /// `connect` waits half a second for a server that refuses connections, and up to two seconds for a server that
+    /// may be far. If the [deadline](Self::deadline) is above half a second, the wait for a far server is up to four
+    /// deadlines, but at most 5 s. Then `connect` checks that the server's user has the rights that the script needs.
+    /// If Redis is not up yet, checks fail until it is.
     ///
-    /// A server whose round trips take longer than the deadline is not an error either, because a far server looks like
-    /// one that is slow now. If a round trip takes more than half of the deadline, observers and the log get
-    /// [`StoreFar`](crate::observe::LimiterEvent::StoreFar).
+    /// A server whose round trips take longer than the deadline is not an error, because a far server looks like a
+    /// server that is slow at the moment. If a round trip takes more than half of the deadline, observers and the log
+    /// get [`StoreFar`](crate::observe::LimiterEvent::StoreFar).
     ///
     /// # Errors
-    /// Returns an error if the URL or the setup is not valid, the server refuses the password, the
-    /// user lacks a right that checks need (the error names it), or there is no tokio runtime. A
-    /// server that is away, is loading, or has reached its maximum of clients is not an error: checks
-    /// fail until it can serve them.
+    /// Returns an error if the URL or the setup is not valid, the server refuses the password, the user lacks
+    /// a right that checks need (the error names it), or there is no tokio runtime. A server that is away, is
+    /// loading, or has reached its maximum of clients is not an error: checks fail until the server can serve
+    /// them.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
         let store = RedisConnections::connect(url, self.settings()?)?;
         self.start(store).await
     }
 
-    /// Uses a connection to one server that the application has, instead of opening one. It needs the feature
-    /// `redis-rs`.
+    /// Uses the application's own connection to one server, instead of opening a connection. This method
+    /// needs the feature `redis-rs`.
     ///
-    /// The connection comes from the crate `redis`, version 1. A `ConnectionManager` reconnects. Once a
+    /// The connection comes from the crate `redis`, version 1. A `ConnectionManager` reconnects. After a
     /// `MultiplexedConnection` is lost, every check fails. A `Client` makes both. A check ends at the limiter's
     /// [deadline](Self::deadline), or earlier if the connection's own time is shorter. [`client`](Self::client) has
     /// no effect, and [`close`](RedisLimiter::close) leaves the connection open.
@@ -235,14 +239,14 @@ impl RedisLimiterBuilder {
     /// # Ok(()) }
     /// ```
     ///
-    /// A connection to a cluster is refused. The crate's `ClusterConnection` sends a command again after it has lost a
-    /// connection, so a check could be charged twice, and it does not say which slots are being moved, so a set of
-    /// charges could not be split. Connect with `redis-cluster://` instead: the limiter then has a connection of its
-    /// own to each master.
+    /// A connection to a cluster is refused. The crate's `ClusterConnection` sends a command again after it has lost
+    /// a connection, so a check could be charged twice. A `ClusterConnection` also does not report which slots are
+    /// being moved, so a set of charges could not be split. Connect with `redis-cluster://` instead: the limiter then
+    /// has a connection of its own to each master.
     ///
     /// # Errors
-    /// Returns the errors of [`connect`](Self::connect), except those of the URL, and an error if the server is of a
-    /// cluster, or if [`credentials`](Self::credentials) or certificates are set.
+    /// Returns the errors of [`connect`](Self::connect), except those of the URL, and an error if the server is part
+    /// of a cluster, or if [`credentials`](Self::credentials) or certificates are set.
     #[cfg(feature = "redis-rs")]
     pub async fn over<C>(self, connection: C) -> Result<RedisLimiter, RedisError>
     where

@@ -1,11 +1,11 @@
-//! The client libraries by which Redis is reached.
+//! The client libraries with which the limiter connects to Redis.
 
-/// The client library by which a [`RedisLimiter`](crate::RedisLimiter) reaches Redis. There is a variant for each
-/// library whose feature is enabled: `redis` and `redis-rs`.
+/// The client library with which a [`RedisLimiter`](crate::RedisLimiter) connects to Redis. There is a variant
+/// for each library whose feature is enabled: `redis` and `redis-rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RedisClient {
-    /// The crate `fred`, with the feature `fred`. It is the default if both are enabled.
+    /// The crate `fred`, with the feature `fred`. This library is the default if both features are enabled.
     #[cfg(feature = "fred")]
     Fred,
     /// The crate `redis`, which is also called redis-rs, with the feature `redis-rs`.

@@ -35,8 +35,8 @@ impl RedisCredentials {
     }
 
     /// Sets the time after which a connection with these credentials asks for newer ones, and sends them with the
-    /// command `AUTH`. A time of less than 1 s counts as 1 s. By default a connection never does this, which suits
-    /// servers that check credentials only when a connection is made.
+    /// command `AUTH`. A time of less than 1 s counts as 1 s. By default a connection never asks for newer
+    /// credentials, which suits servers that check credentials only when a connection is made.
     #[must_use]
     pub fn renew_after(mut self, time: Duration) -> Self {
         self.renew_after = Some(time.max(RENEW_MIN));
@@ -86,11 +86,11 @@ impl CredentialSource {
         }))
     }
 
-    /// Asks for credentials. This contains a panic of the closure, because the task that asks also keeps the
+    /// Asks for credentials. A panic of the closure is contained, because the task that asks also keeps the
     /// connection.
     ///
     /// # Errors
-    /// Why there are none, in words.
+    /// Returns the reason why there are no credentials, as text.
     pub(super) async fn ask(&self) -> Result<RedisCredentials, String> {
         let asked = async {
             match tokio::time::timeout(ASK_TIMEOUT, (self.0)()).await {

@@ -5,8 +5,8 @@ use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Events, RemoteError, Unanswered};
 
 kind_and_message! {
-    /// Why Redis did not decide. [`kind`](Self::kind) says what to do about it. The reason of a lost
-    /// connection is the [source](std::error::Error::source).
+    /// Why Redis did not decide. [`kind`](Self::kind) says what to do about the error. The
+    /// [source](std::error::Error::source) is the reason why a connection was lost.
     RedisError, StoreErrorKind
 }
 

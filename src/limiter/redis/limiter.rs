@@ -1,4 +1,4 @@
-//! The limiter on Redis, as the trait has it.
+//! The limiter on Redis: its public methods, and its implementation of the trait `Limiter`.
 
 use std::fmt;
 use std::future::Future;
@@ -24,16 +24,16 @@ use crate::store_load::StoreLoad;
 
 /// A future of a [`RedisLimiter`]'s answer.
 ///
-/// A request is sent when the future is first polled, and needs no further poll. If the future of a
-/// `take` is dropped before it returned its answer, the limiter refunds what was charged as soon as
-/// the answer arrives. Refunds and settlements are sent at once.
+/// A request is sent when the future is first polled, and needs no further poll. If the future of a `take` is
+/// dropped before it returned its answer, the limiter refunds what was charged as soon as the answer arrives.
+/// Refunds and settlements are sent without a poll.
 pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + Send>>;
 
 /// A limiter whose states are in Redis: one limit for any number of processes.
 ///
-/// Clones are one limiter. One script call decides a request's whole set of charges, at the
-/// server's time. While calls are in flight, new checks wait, and go together in the next call. A check that would be
-/// answered too late is [not sent](crate::guide::redis_and_failures#when-redis-is-slow).
+/// Clones are one limiter. One script call decides a request's whole set of charges, at the server's time. While
+/// calls are in flight, new checks wait, and are sent together in the next call. A check that would be answered too
+/// late is [not sent](crate::guide::redis_and_failures#when-redis-is-slow).
 ///
 /// **The connection has to be trusted, or encrypted with `rediss://`.** An attacker who runs the
 /// server, or can put bytes into a connection without TLS, decides the answer to every check.
@@ -43,14 +43,15 @@ pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + S
 /// Callers' keys may be secrets, so they are stored as hashes: see `key_secret` and `readable_keys`
 /// of the [builder](Self::builder).
 ///
-/// The limiter works in the tokio runtime in which it was connected, and may be used from any other. Once
-/// its own runtime has ended, checks fail as [`Unavailable`](StoreErrorKind::Unavailable). If that runtime
-/// is not driven, as a current-thread runtime outside of `block_on`, checks fail after the deadline.
+/// The limiter works in the tokio runtime in which it was connected, and may be used from any other. After
+/// that first runtime has ended, checks fail as [`Unavailable`](StoreErrorKind::Unavailable). If the first
+/// runtime is not driven, like a current-thread runtime outside of `block_on`, checks fail after the
+/// deadline.
 #[derive(Clone)]
 pub struct RedisLimiter(pub(super) Arc<Checks<RedisBackend>>);
 
 impl RedisLimiter {
-    /// Asks, within this time, whether checks have the rights that they need.
+    /// Finds out, within the given time, whether the user has the rights that checks need.
     pub(super) async fn check_rights(&self, within: Duration) -> Result<(), RedisError> {
         let policy = Policy::new("rights", Quota::per_second(1));
         debug_assert!(policy.is_ok(), "the name is valid");
@@ -74,8 +75,8 @@ impl RedisLimiter {
     /// Returns the units that this process holds of [concurrency limits](Quota::concurrent), and closes the connections
     /// that were opened for this limiter. Later checks fail.
     ///
-    /// A task of the limiter's runtime returns the units, within a check's [deadline] for each 64 keys. If the runtime
-    /// ends before that, they [lapse].
+    /// A task of the limiter's runtime returns the units, within a check's [deadline] for each 64 keys. If the
+    /// runtime ends before that, the units [lapse].
     ///
     /// [deadline]: crate::limiter::redis::RedisLimiterBuilder::deadline
     /// [lapse]: crate::limiter::redis::RedisLimiterBuilder::places_lapse_after
@@ -100,8 +101,7 @@ impl Limiter for RedisLimiter {
         self.0.refund(refunds)
     }
 
-    /// Sends the charges before it returns. Forced charges do not use leases, which keep their
-    /// units.
+    /// Sends the charges before `settle` returns. Forced charges do not use the units of leases.
     fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
         self.0.settle(charges)
     }
@@ -110,8 +110,8 @@ impl Limiter for RedisLimiter {
         self.0.reset(policy, key)
     }
 
-    /// Fails if Redis does not decide within the [deadline](crate::limiter::redis::RedisLimiterBuilder::deadline). In a
-    /// cluster it fails if no server decides.
+    /// Fails if Redis does not decide within the [deadline](crate::limiter::redis::RedisLimiterBuilder::deadline). In
+    /// a cluster, `probe` fails if no server decides.
     fn probe(&self) -> Reply<(), RedisError, RedisFuture<()>> {
         self.0.probe()
     }
@@ -131,7 +131,7 @@ impl Limiter for RedisLimiter {
 }
 
 impl LimiterHooks for RedisLimiter {
-    /// `Atomic` on one server without leases. Otherwise `Compensated`.
+    /// Returns `Atomic` on one server without leases, and otherwise `Compensated`.
     fn atomicity(&self) -> Atomicity {
         if self.0.backend().in_slots || self.0.has_leases() { Atomicity::Compensated } else { Atomicity::Atomic }
     }

@@ -1,4 +1,5 @@
-//! The text that all processes share, in Redis: a list of its version and itself. And the reports of processes.
+//! The text that all processes share in Redis, as a list of its version and the text, and the reports of
+//! processes.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -19,7 +20,7 @@ static REPORTS: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("re
 /// The time that a call may take. No request waits for it.
 const CALL: Duration = Duration::from_secs(1);
 
-/// The text of a limiter's Redis.
+/// The text that processes share in a limiter's Redis.
 pub(super) struct RedisText {
     checks: Arc<Checks<RedisBackend>>,
     key: Bytes,
@@ -35,7 +36,7 @@ impl RedisText {
         Self { checks, key: key.into(), places, slot }
     }
 
-    /// Runs a script. Returns the first byte of its answer, and the rest.
+    /// Runs a script. Returns the first byte of the script's answer, and the rest.
     async fn run(&self, script: &'static Script, keys: &[Bytes], args: Vec<Bytes>) -> Result<(u8, Bytes), BoxError> {
         let call = Call { script, keys: keys.to_vec(), args };
         let store = &self.checks.backend().flights.store().store;
@@ -48,7 +49,7 @@ impl RedisText {
     }
 }
 
-/// Returns a version as the script compares it. The empty version stands for no text.
+/// Returns a version in the form that the script compares. The empty version stands for no text.
 fn version(version: Option<u128>) -> Bytes {
     version.map_or_else(Bytes::new, |version| Bytes::copy_from_slice(&version.to_be_bytes()))
 }

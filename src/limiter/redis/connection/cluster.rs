@@ -1,7 +1,7 @@
-//! A cluster: a connection to each master, and which slots it has.
+//! A cluster: a connection to each master, and the map of the slots that each master has.
 //!
-//! While one server is away, fred's own client for clusters reaches none. So this crate has a connection of its own
-//! to each master, with either client library.
+//! While one server is away, fred's own client for clusters reaches no server at all. So this crate makes its own
+//! connection to each master, with either client library.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -28,7 +28,8 @@ use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::Call;
 use crate::limiter::remote::Events;
 
-/// The intervals at which the map is fetched: usually, while a server is away, and the shortest.
+/// The intervals at which the map is fetched: the usual interval, the one while a server is away, and the
+/// shortest one.
 const EVERY: Duration = Duration::from_secs(60);
 const WHILE_AWAY: Duration = Duration::from_millis(500);
 const NO_SOONER: Duration = Duration::from_millis(100);
@@ -40,15 +41,15 @@ const AT_ONCE: usize = 3;
 /// the server to which the slot is moved.
 const HOPS: usize = 2;
 
-/// The first and the longest pause before a call is sent to yet another server. Servers that
-/// redirect a call to each other do not agree about the slot yet. Each pause is twice the one
-/// before, until the servers agree or the call's time is over.
+/// The first and the longest pause before a call is sent to yet another server. Servers that redirect a call
+/// to each other do not agree about the slot yet. Each pause is twice as long as the pause before, until the
+/// servers agree or the call's time is over.
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 const NO_SERVER: u16 = u16::MAX;
 
-/// A cluster. Its connections end when it is dropped.
+/// A cluster, whose connections end when this value is dropped.
 pub(super) struct Cluster {
     shared: Arc<ClusterState>,
     refresher: AbortHandle,
@@ -60,7 +61,7 @@ struct ClusterState {
     settings: ConnectionSettings,
     events: Arc<Events>,
     runtime: Handle,
-    /// Notified when the map may be old.
+    /// Notified when the map may be outdated.
     refresh: Arc<Notify>,
     closed: AtomicBool,
 }
@@ -71,7 +72,7 @@ struct Map {
     servers: Vec<Arc<Server>>,
     /// The addresses from which the map is fetched when no server answers.
     others: Vec<Address>,
-    /// Why the map could not be learned.
+    /// The reason why the map could not be fetched.
     trouble: Option<RedisError>,
 }
 
@@ -101,8 +102,7 @@ impl Cluster {
         Ok(Self { shared, refresher })
     }
 
-    /// Runs a script on the server that has the slot. Returns `None` if its keys are on two
-    /// servers.
+    /// Runs a script on the server that has the slot. Returns `None` if the call's keys are on two servers.
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<RedisReply>, RedisError> {
         let give_up = |failure: CallFailure| {
             failure.error.report_to(&self.shared.events);
@@ -146,7 +146,7 @@ impl Cluster {
     /// Returns the link to the server that has the slot.
     ///
     /// # Errors
-    /// Returns an error if no server is known to have it. The map is then fetched.
+    /// Returns an error if no server is known to have the slot. In that case the map is fetched.
     pub(super) fn link(&self, slot: u16) -> Result<Arc<Link>, RedisError> {
         if let Some(server) = self.shared.map().owner(slot) {
             return Ok(Arc::clone(&server.link));
@@ -201,7 +201,8 @@ impl Map {
         self.servers.get(usize::from(*owner))
     }
 
-    /// Returns whether a server or the owner of a slot is missing. Calls would not notice its return.
+    /// Returns whether a server or the owner of a slot is missing. Calls would not notice that the server or
+    /// owner is back.
     fn lacks_something(&self) -> bool {
         self.owners.contains(&NO_SERVER) || self.servers.iter().any(|server| server.link.fails_at_once())
     }
@@ -238,8 +239,8 @@ impl ClusterState {
         Ok(Arc::new(Server::start(runtime, address, transport, refresh, &self.settings, events)))
     }
 
-    /// Returns the server that another server has named. `owns` is the slot that the server already
-    /// has. It is `None` while the slot is just being moved to the server.
+    /// Returns the server that another server has named. `owns` is the slot that the server already has, or
+    /// `None` while the slot is still being moved to the server.
     fn at(&self, address: &Address, owns: Option<u16>) -> Option<Arc<Server>> {
         if owns.is_none() {
             let map = self.map();
@@ -266,7 +267,7 @@ impl ClusterState {
         map.servers.get(at).cloned()
     }
 
-    /// Replaces the map by that of a server. Servers that the new one does not have are dropped.
+    /// Replaces the map with the map of a server. Servers that the new map does not have are dropped.
     fn install(&self, slots: Slots, from: &Arc<Server>) -> Result<(), RedisError> {
         // The replaced servers are dropped after the lock is released, because the drop calls observers, which may
         // use the limiter.
@@ -301,8 +302,8 @@ impl ClusterState {
         Ok(())
     }
 
-    /// Fetches the map from the known servers, some at a time and connected ones first. The first
-    /// answer is used.
+    /// Fetches the map from the known servers, a few at a time, and connected servers first. The first answer
+    /// is used.
     async fn learn(&self, turn: usize) -> Result<(), RedisError> {
         let (servers, others) = {
             let map = self.map();

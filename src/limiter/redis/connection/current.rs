@@ -5,7 +5,7 @@ use crate::base::sync::{Mutex, lock};
 /// The connection that calls use, if there is one.
 pub(super) struct Current<C>(Mutex<Option<C>>);
 
-/// When it is dropped, calls no longer use the connection.
+/// When this value is dropped, calls no longer use the connection.
 pub(super) struct InUse<'a, C>(&'a Current<C>);
 
 impl<C: Clone> Current<C> {

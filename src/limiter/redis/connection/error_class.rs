@@ -1,4 +1,4 @@
-//! The classes of the server's errors, by their text, and of lost connections.
+//! Classifies the server's errors, by their text, and lost connections.
 
 use std::error::Error;
 
@@ -6,7 +6,7 @@ use super::address::Address;
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 
-/// A failed call: the error, and what follows from it.
+/// A failed call: its cause, and the error.
 #[derive(Clone, Debug)]
 pub(super) struct CallFailure {
     pub(super) cause: Cause,
@@ -20,21 +20,22 @@ pub(super) enum Cause {
     Lost,
     /// There is no connection, so the call was not sent.
     NotConnected,
-    /// While the call waited, the server was silent for too long, so it is believed dead. The call may have run.
+    /// While the call waited, the server was silent for too long, so the server is believed dead. The call may
+    /// have run.
     Silent,
     /// This process had no time to send the call, or to read the answer. Nothing is known about the
     /// server.
     NoTime,
-    /// The server does not know the script: it did not run.
+    /// The script did not run, because the server does not know it.
     NoScript,
-    /// Another server has the slot: the script did not run.
+    /// The script did not run, because another server has the slot.
     Moved(Address),
     /// The slot is being moved to another server, which has these keys already. The script did not run.
     Ask(Address),
-    /// The keys are on two servers: the script did not run.
+    /// The script did not run, because the keys are on two servers.
     TryAgain,
-    /// The server is not a master any more, loads its data, or sees too few other servers. Another server may be behind
-    /// its address by now.
+    /// The server is not a master any more, loads its data, or sees too few other servers. Another server may have
+    /// the same address by now.
     Demoted,
     /// Any other answer.
     Answer,
@@ -71,24 +72,24 @@ impl CallFailure {
         Self { cause: Cause::NotConnected, error: RedisError::new(StoreErrorKind::Unavailable, message) }
     }
 
-    /// The failure of a call or a connection that ended because of this error.
+    /// The failure of a call or a connection that ended because of an error.
     pub(super) fn disconnected(server: &Address, because: impl Error + Send + Sync + 'static) -> Self {
         let lost = RedisError::new(StoreErrorKind::Unavailable, format!("no connection to Redis at {server}"));
         Self { cause: Cause::Lost, error: lost.caused_by(because) }
     }
 
-    /// The failure of a connection for which the application had no credentials, for this reason.
+    /// The failure of a connection for which the application had no credentials, with the reason.
     pub(super) fn without_credentials(server: &Address, why: &str) -> Self {
         Self::lost(StoreErrorKind::Unavailable, format!("no credentials for Redis at {server}: {why}"))
     }
 
-    /// The failure of a client that refused the settings, with its error.
+    /// The failure of a client that refused the settings, with the client's error.
     #[cfg(feature = "redis-rs")]
     pub(super) fn refused(error: RedisError) -> Self {
         Self { cause: Cause::Answer, error }
     }
 
-    /// The failure of a client that refused the settings, in these words.
+    /// The failure of a client that refused the settings, with the client's words.
     pub(super) fn unusable(server: &Address, words: &str) -> Self {
         Self {
             cause: Cause::Answer,
@@ -96,7 +97,7 @@ impl CallFailure {
         }
     }
 
-    /// The failure of a connection whose certificate was refused, in these words.
+    /// The failure of a connection whose certificate was refused, with the client's words.
     pub(super) fn untrusted(server: &Address, words: &str) -> Self {
         Self {
             cause: Cause::Answer,
@@ -107,7 +108,8 @@ impl CallFailure {
         }
     }
 
-    /// The failure of a connection because the server refused the client's certificate, or wants one, in these words.
+    /// The failure of a connection whose server refused the client's certificate, or requires one, with the client
+    /// library's words.
     pub(super) fn unidentified(server: &Address, words: &str) -> Self {
         Self {
             cause: Cause::Answer,
@@ -117,7 +119,7 @@ impl CallFailure {
         }
     }
 
-    /// The failure of a connection because of TLS, if an error in these words is about a certificate.
+    /// The failure of a connection because of TLS, if the words of its error are about a certificate.
     pub(super) fn of_certificates(server: &Address, words: &str) -> Option<Self> {
         let lower = words.to_ascii_lowercase();
         // `received fatal alert: CertificateRequired`, `AlertReceived(UnknownCA)`
@@ -164,7 +166,7 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
 /// too few replicas, and a replaced master loads the data of the new one.
 const DEMOTED: [&str; 5] = ["READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "LOADING"];
 
-/// Codes or other words of errors, with their meanings. The first that fits counts.
+/// Codes or other words of errors, with their meanings. The first entry that fits counts.
 const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
     (&["NOAUTH", "WRONGPASS"], StoreErrorKind::Misconfigured, "wants another user or password"),
     // Valkey and Redis 7.2 or later send the second text, and earlier versions of Redis send the third.

@@ -14,7 +14,7 @@ use crate::limiter::BoxFuture;
 pub(super) struct Given<C> {
     connection: C,
     address: Address,
-    /// Says whether it leads to a cluster. The first call finds that out.
+    /// Whether the connection leads to a cluster. The first call finds this out.
     is_cluster: OnceCell<bool>,
 }
 
@@ -34,9 +34,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
         answer.map_err(|error| failure(&error, &self.address)).and_then(|value| reply(value, &self.address))
     }
 
-    /// Returns whether the server is of a cluster. A cluster connection of the crate sends a command again after its
-    /// connection was lost, so a check could be charged twice. A connection to one server of a cluster reaches only a
-    /// part of the slots.
+    /// Returns whether the server is part of a cluster. A cluster connection of the crate sends a command again after
+    /// its connection was lost, so a check could be charged twice. A connection to one server of a cluster reaches
+    /// only a part of the slots.
     async fn find_mode(&self) -> Result<bool, CallFailure> {
         // Each user may send it.
         match self.connection.clone().req_packed_command(&redis::cmd("HELLO")).await {
@@ -56,7 +56,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
         })
     }
 
-    /// The server is of no cluster, so no slot is being moved.
+    /// The server is not part of a cluster, so no slot is being moved.
     fn send<'a>(&'a self, command: Command<'a>, _: SlotState) -> BoxFuture<'a, Result<RedisReply, CallFailure>> {
         Box::pin(self.call(command))
     }

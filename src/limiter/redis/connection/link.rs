@@ -1,8 +1,8 @@
 //! The calls to one server, and its state.
 //!
-//! The link waits for an answer even after the caller has stopped waiting: until the answer comes, the connection
-//! ends, or the server was silent for so long that it is believed dead. So a slow server is not mistaken for a dead
-//! one.
+//! The link waits for an answer even after the caller has stopped waiting. It waits until the answer comes, the
+//! connection ends, or the server has been silent for so long that it is believed dead. So a slow server is not
+//! mistaken for a dead one.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -25,17 +25,17 @@ use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::{Call, Script};
 use crate::limiter::remote::{Breaker, Deadline, Events};
 
-/// A call is sent only if at least this time is left.
+/// The least time that must be left for a call to be sent.
 const MIN_CALL: Duration = Duration::from_millis(1);
 
 /// The time that a process gets to read answers after it did not run for a while.
 const CATCH_UP: Duration = Duration::from_millis(50);
 
 /// The longest time for which an answer is awaited, as a multiple of the allowed silence. Answers come in the
-/// order of the calls, so if a later answer has come, an earlier one is lost.
+/// order of the calls, so an earlier answer is lost if a later one has come.
 pub(in crate::limiter::redis) const LONGEST_LISTENING: u32 = 8;
 
-/// The time in which long round trips are measured, and the longest round trip that is measured.
+/// The time that is spent on measuring long round trips, and the longest round trip that is measured.
 const MEASURING: Duration = Duration::from_millis(500);
 const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(5);
 
@@ -45,7 +45,7 @@ const MIN_RESTART_GAP: Duration = Duration::from_secs(1);
 /// The least time between two restarts if a reply was not understood.
 const MIN_GARBLED_RESTART_GAP: Duration = Duration::from_millis(100);
 
-/// A server that forgets scripts again within this time is not reported again.
+/// The time within which a server that forgets scripts again is not reported again.
 const FORGETS: Duration = Duration::from_secs(10);
 
 /// A server's transport, and the state that calls and the reconnecting task share.
@@ -64,14 +64,15 @@ pub(super) struct Link {
     pub(super) breaker_opened: Notify,
     /// Notified when there is a new connection to a server that is believed dead.
     pub(super) reconnected: Notify,
-    /// The number of connections that were made, and of those that have ended. So it is odd while there is one.
+    /// The number of connections that were made, plus the number of those that have ended. So the sum is odd
+    /// while there is a connection.
     connection: AtomicU64,
-    /// Notified when there is another connection or none, or checks begin to fail at once.
+    /// Notified when a connection is made or ends, or when checks begin to fail at once.
     changed: Notify,
-    /// When the connection was made, or when the last one ended.
+    /// The instant at which the connection was made, or at which the last connection ended.
     changed_at: Mutex<Instant>,
     began: Instant,
-    /// When something was heard from the server, in microseconds after `began`.
+    /// The instant at which something was last heard from the server, in microseconds after `began`.
     heard_us: AtomicU64,
     /// The duration of the last call whose answer came too late, in microseconds.
     late_us: AtomicU64,
@@ -85,15 +86,16 @@ pub(super) struct Link {
     pub(super) restart: Notify,
     restarted: Mutex<Option<Instant>>,
     demotions: Mutex<Restarts>,
-    /// The address of the script that the server has run last, or 0 if it has forgotten it since.
+    /// The memory address of the script that the server has run last, or 0 if the server has forgotten that
+    /// script since.
     has_run: AtomicUsize,
     forgot_at: Mutex<Option<Instant>>,
-    /// When the last attempt to connect began.
+    /// The instant at which the last attempt to connect began.
     attempted_at: Mutex<Instant>,
-    /// How long it took to make the last connection.
+    /// The time that it took to make the last connection.
     connecting: Mutex<Duration>,
     is_closed: AtomicBool,
-    /// The shortest of some round trips, once it was measured.
+    /// The shortest of a few round trips, after it has been measured.
     round_trip: OnceCell<Duration>,
     events: Arc<Events>,
 }
@@ -179,13 +181,13 @@ impl Link {
         Some(self.connection.load(Ordering::Acquire)).filter(|number| number % 2 == 1)
     }
 
-    /// Returns whether there was a connection, or is one.
+    /// Returns whether a connection was ever made.
     fn was_connected(&self) -> bool {
         self.connection.load(Ordering::Acquire) > 0
     }
 
-    /// Runs a check's script by its name, and by its text if the server does not know it. `until` is when the last
-    /// caller stops waiting. The answer may come later.
+    /// Runs a check's script by the script's name, or by its text if the server does not know the name. `until` is
+    /// the instant at which the last caller stops waiting. The answer may come later.
     pub(super) async fn run_script(
         &self,
         call: &Call,
@@ -207,8 +209,9 @@ impl Link {
         }
     }
 
-    /// Records that the server does not know the script at this address, which it has run: it was restarted or is
-    /// another server, which may have no data. Calls that were under way at that time get the same answer.
+    /// Records that the server no longer knows the script at this memory address. So the server was restarted, or
+    /// another server has taken its place, and may have no data. Calls that were under way at that time get the
+    /// same answer.
     fn record_forgotten(&self, address: usize) {
         if self.has_run.compare_exchange(address, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
@@ -221,7 +224,7 @@ impl Link {
     }
 
     /// Sends a check's script, and records how the call ends. If the connection has ended, waits for the next
-    /// one.
+    /// connection.
     async fn evaluate(
         &self,
         command: &'static str,
@@ -299,7 +302,8 @@ impl Link {
         }
     }
 
-    /// Sends a command over the connection of this number, and waits for its answer until the connection ends.
+    /// Sends a command over the connection with this number, and waits for its answer until the connection
+    /// ends.
     async fn exchange(&self, command: Command<'_>, slot: SlotState, number: u64) -> Result<RedisReply, CallFailure> {
         let ended = async {
             loop {
@@ -365,8 +369,8 @@ impl Link {
         CallFailure { cause: Cause::Lost, error: self.down_because().unwrap_or_else(none) }
     }
 
-    /// Returns a hint for a server that does not answer although its URL asks for TLS. A server that does not speak TLS
-    /// waits for more.
+    /// Returns a hint for a server that does not answer although its URL asks for TLS. A server that does not speak
+    /// TLS waits for more bytes.
     fn tls_hint(&self) -> &'static str {
         if self.transport.uses_tls() {
             "; if that port does not speak TLS, use a URL that begins with redis://"
@@ -380,7 +384,7 @@ impl Link {
         self.send(Command::login(credentials), until).await.map(drop)
     }
 
-    /// Reports why the connection did not get newer credentials. The old ones may still work.
+    /// Reports why the connection did not get newer credentials. The old credentials may still work.
     pub(super) fn report_failed_renewal(&self, error: &RedisError) {
         error.report_to(&self.events);
     }
@@ -398,8 +402,8 @@ impl Link {
         answer.map(drop)
     }
 
-    /// Returns the shortest of some round trips to the server, or `None` if there is no connection. It is measured
-    /// once. If it takes more than half of a check's time, observers get an event.
+    /// Returns the shortest of some round trips to the server, or `None` if there is no connection. The round trip
+    /// is measured once. If it takes more than half of a check's deadline, observers get an event.
     pub(super) async fn round_trip(&self) -> Option<Duration> {
         self.round_trip.get_or_try_init(|| self.measure_round_trip()).await.ok().copied()
     }
@@ -433,19 +437,21 @@ impl Link {
         answer.map_err(|failure| self.explain(failure))
     }
 
-    /// Reports the failure of a call that belongs to no check, if it is a misconfiguration. Returns its error, or the
-    /// reason why there is no connection, which says more.
+    /// Reports the failure of a call that belongs to no check, if it is a misconfiguration. Returns the reason why
+    /// there is no connection, which says more, or otherwise the failure's own error.
     pub(super) fn explain(&self, failure: CallFailure) -> RedisError {
         self.report_misconfiguration(&failure.error);
         self.down_because().unwrap_or(failure.error)
     }
 
-    /// Waits for a connection that is being made, unless calls fail at once. Records why there is none.
+    /// Waits for a connection that is being made, unless calls fail at once. If no connection is made, the
+    /// reason is recorded.
     pub(super) async fn wait_for_connection(&self, until: Instant) -> Result<(), CallFailure> {
         self.wait_for_other_connection(0, until).await.map(drop)
     }
 
-    /// Waits for the connection after the one with this number, which has ended. Returns its number.
+    /// Waits for the connection that follows the ended connection with this number. Returns the number of the
+    /// new connection.
     async fn wait_for_other_connection(&self, ended: u64, until: Instant) -> Result<u64, CallFailure> {
         loop {
             let changed = self.changed.notified();
@@ -532,7 +538,7 @@ impl Link {
         RedisError::new(StoreErrorKind::Timeout, message).report_to(&self.events);
     }
 
-    /// Returns when something was heard from the server.
+    /// Returns the instant at which something was last heard from the server.
     pub(super) fn heard_at(&self) -> Instant {
         self.began + Duration::from_micros(self.heard_us.load(Ordering::Relaxed))
     }
@@ -541,8 +547,7 @@ impl Link {
         self.heard_us.store(micros(self.began.elapsed()), Ordering::Relaxed);
     }
 
-    /// Reports that the server is believed dead to observers, and to the tasks that look for this server and for
-    /// others.
+    /// Reports the server as dead: to observers, and to the tasks that look for this server and for others.
     fn report_dead(&self, error: &RedisError) {
         lock(&self.down_because).get_or_insert_with(|| error.clone());
         // A server that has left is not reported as down: calls that were under way still fail, but nothing would
@@ -596,8 +601,8 @@ impl Link {
         }
     }
 
-    /// Ends the watch over the server, and reports that if the server was reported as down. After that nothing
-    /// probes the server, so late calls are sent.
+    /// Stops watching the server, and reports this if the server was reported as down. After that nothing
+    /// probes the server, so calls that come late are still sent.
     pub(super) fn retire(&self) {
         self.is_retired.store(true, Ordering::SeqCst);
         self.breaker.close();
@@ -613,7 +618,7 @@ impl Link {
         }
     }
 
-    /// Has the cluster's map fetched, if the server is of a cluster.
+    /// Requests a fetch of the cluster's map, if the server is part of a cluster.
     fn refresh_cluster(&self) {
         if let Some(refresh) = &self.cluster {
             refresh.notify_one();
@@ -634,8 +639,8 @@ impl Link {
         self.restart_connection_unless_within(MIN_RESTART_GAP);
     }
 
-    /// Restarts the connection, because a reply was not understood: the next ones may be the
-    /// answers to other calls.
+    /// Restarts the connection, because a reply was not understood: the next replies may be the answers to
+    /// other calls.
     pub(super) fn restart_garbled_connection(&self) {
         self.restart_connection_unless_within(MIN_GARBLED_RESTART_GAP);
     }
@@ -658,8 +663,8 @@ impl Link {
         }
     }
 
-    /// Records that an attempt to connect failed, or that the connection has ended, for this reason. It is `None` if
-    /// the connection is made anew. Returns how long it lasted, if there was one.
+    /// Records that an attempt to connect failed, or that the connection has ended, for this reason. The reason is
+    /// `None` if the connection is made anew. Returns how long the connection lasted, if there was one.
     pub(super) fn record_end(&self, reason: Option<CallFailure>) -> Option<Duration> {
         let was_connected = self.is_connected();
         let lasted = was_connected.then(|| {
@@ -716,8 +721,8 @@ impl Link {
 }
 
 impl ConnectionObserver for Link {
-    /// Records that there is a connection. If the server is believed dead, it is then probed,
-    /// because it may still run no scripts.
+    /// Records that there is a connection. A server that is believed dead is then probed, because it may
+    /// still run no scripts.
     fn record_connection(&self) {
         debug_assert!(!self.is_connected(), "a connection is made only after the last connection has ended");
         self.record_hearing();

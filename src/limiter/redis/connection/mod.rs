@@ -62,11 +62,12 @@ enum Reach {
 }
 
 impl RedisConnections {
-    /// Starts to connect, and returns at once, whether or not Redis is there.
+    /// Starts to connect, and returns at once, whether or not Redis can be reached.
     ///
     /// # Errors
     ///
-    /// `Misconfigured`: a URL that is not valid, TLS without a feature for it, or no tokio runtime.
+    /// Returns `Misconfigured` if the URL is not valid, if it needs TLS and the build has no feature for
+    /// that, or if there is no tokio runtime.
     pub(super) fn connect(url: &str, settings: ConnectionSettings) -> Result<Self, RedisError> {
         let (settings, runtime) = (settings.bounded(), runtime()?);
         let target = UrlTarget::parse(url, &settings)?;
@@ -87,11 +88,11 @@ impl RedisConnections {
         Ok(Self::of_server(&runtime, address, transport, &settings, events))
     }
 
-    /// Uses a connection that the application has.
+    /// Uses a connection of the application.
     ///
     /// # Errors
     ///
-    /// `Misconfigured`: no tokio runtime.
+    /// Returns `Misconfigured` if there is no tokio runtime.
     #[cfg(feature = "redis-rs")]
     pub(super) fn over<C>(connection: C, settings: ConnectionSettings) -> Result<Self, RedisError>
     where
@@ -145,21 +146,21 @@ impl RedisConnections {
         Instant::now() + self.0.deadline
     }
 
-    /// Runs a script on the server that has the slot, within a tokio runtime. It runs at most once.
+    /// Runs a script on the server that has the slot, within a tokio runtime. The script runs at most once.
     /// Even if the future is dropped, the script may have run.
     ///
-    /// `until` is when the last caller stops waiting. The limiter still waits for a later answer, until the connection
-    /// ends, or the server was silent for so long that it is believed dead. If its connection was lost before, waits
-    /// for the next one until the deadline.
+    /// `until` is the instant at which the last caller stops waiting. The limiter still waits for a later answer,
+    /// until the connection ends, or the server was silent for so long that it is believed dead. If the server's
+    /// connection was lost before the call, the call waits for the next connection until the deadline.
     ///
-    /// Returns `None` if the slot is being moved and the call's keys are on two servers. Then the
-    /// script did not run, but a call for one of the keys would.
+    /// Returns `None` if the slot is being moved and the call's keys are on two servers. In that case the
+    /// script did not run, but a call for only one of the keys would run.
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Bytes>, RedisError> {
         let bytes = |reply| if let RedisReply::Bytes(bytes) = reply { bytes } else { Bytes::new() };
         Ok(self.reply(call, slot, until).await?.map(bytes))
     }
 
-    /// Runs a script for which no check waits, within this time.
+    /// Runs a script for which no check waits, within the given time.
     pub(super) async fn run_within(
         &self,
         call: &Call,
@@ -189,7 +190,7 @@ impl RedisConnections {
         }
     }
 
-    /// Returns the link to the slot's server, or why there is none.
+    /// Returns the link to the slot's server, or the reason why there is none.
     fn link(&self, slot: u16) -> Result<Arc<Link>, RedisError> {
         match &self.0.reach {
             Reach::One(server) => Ok(Arc::clone(&server.link)),
@@ -197,8 +198,8 @@ impl RedisConnections {
         }
     }
 
-    /// Returns the error for a command of a script that the slot's server refused in these words.
-    /// It has the same consequences as if the server had refused the script.
+    /// Returns the error for a command of a script that the slot's server refused in these words. The
+    /// consequences are the same as if the server had refused the script.
     pub(super) fn record_refusal(&self, slot: u16, words: &str) -> RedisError {
         self.link(slot).map_or_else(|error| error, |link| link.record_refusal(words))
     }
@@ -213,7 +214,7 @@ impl RedisConnections {
         self.0.events.record_success();
     }
 
-    /// Returns what observers get events from.
+    /// Returns the events, through which observers learn what happens.
     pub(super) fn events(&self) -> &Events {
         &self.0.events
     }
@@ -239,7 +240,7 @@ impl RedisConnections {
         self.error_at_once(slot).is_some()
     }
 
-    /// Whether it is a cluster, whose keys of one call have to be in one slot.
+    /// Returns whether Redis is a cluster, in which the keys of one call have to be in one slot.
     pub(super) fn is_cluster(&self) -> bool {
         matches!(self.0.reach, Reach::Cluster(_))
     }
@@ -248,7 +249,7 @@ impl RedisConnections {
     ///
     /// # Errors
     ///
-    /// Returns the error of a server that does not answer within this time.
+    /// Returns the error of a server that does not answer within the given time.
     pub(super) async fn wait_until_ready(&self, within: Duration) -> Result<(), RedisError> {
         let until = Instant::now() + within;
         loop {

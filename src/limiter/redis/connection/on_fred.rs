@@ -1,4 +1,4 @@
-//! The transport by the crate `fred`.
+//! The transport over connections of the crate `fred`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,8 @@ use crate::limiter::redis::error::RedisError;
 /// A URL, as fred reads it.
 pub(super) struct FredTarget(Config);
 
-/// A connection to one server. Each connection has a client of its own, so that nothing of the former one is left.
+/// A connection to one server. Each connection has its own client, so that nothing of the former connection is
+/// left.
 pub(super) struct Fred {
     builder: Builder,
     address: Address,
@@ -92,12 +93,13 @@ impl FredTarget {
         self.0.tls = Some(fred::types::config::TlsConnector::from(config).into());
     }
 
-    /// Whether the URL has a user or a password.
+    /// Returns whether the URL has a user or a password.
     pub(super) fn has_login(&self) -> bool {
         self.0.username.is_some() || self.0.password.is_some()
     }
 
-    /// Makes a transport to the server that the URL names, or to one of its cluster. Errors have the `name`.
+    /// Makes a transport to the server that the URL names, or to a server of the same cluster. Errors have
+    /// the `name`.
     pub(super) fn transport(
         &self,
         name: &Address,
@@ -141,7 +143,7 @@ fn keepalive() -> TcpKeepalive {
     TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE)
 }
 
-/// Ends fred's task when it is dropped.
+/// Ends fred's task when this value is dropped.
 struct FredTask(JoinHandle<Result<(), Error>>);
 
 impl Drop for FredTask {
@@ -151,7 +153,7 @@ impl Drop for FredTask {
 }
 
 impl Fred {
-    /// Makes a client of one connection.
+    /// Makes a client for one connection.
     fn client(&self) -> Result<Client, CallFailure> {
         let refused = |error| misconfigured("fred does not accept these settings").caused_by(error);
         self.builder.build().map_err(|error| CallFailure { cause: Cause::Answer, error: refused(error) })

@@ -1,8 +1,8 @@
-//! The transport by the crate `redis`, which is also called redis-rs.
+//! The transport over connections of the crate `redis`, which is also called redis-rs.
 //!
-//! The crate's connection ends when it is lost. [`RedisRs::connect`] makes one and keeps it until then. It speaks
-//! RESP3, because only with it does the crate report the end of a connection. Some proxies know only RESP2. With
-//! RESP2 the next call or probe notices that the connection has ended.
+//! The crate's connection ends when it is lost. [`RedisRs::connect`] makes a connection and keeps it until it is
+//! lost. The connection speaks RESP3, because only with RESP3 does the crate report the end of a connection. Some
+//! proxies know only RESP2. With RESP2 the next call or probe notices that the connection has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,8 @@ use crate::event::StoreErrorKind;
 use crate::limiter::BoxFuture;
 use crate::limiter::redis::error::RedisError;
 
-/// How many calls the crate buffers before it has written them. The limiter has a bound of its own.
+/// The number of calls that the crate buffers before it has written them. The limiter itself also bounds the
+/// calls in flight.
 const BUFFER: usize = 1_024;
 
 /// A URL as this client reads it.
@@ -43,11 +44,12 @@ pub(super) struct RedisRsTarget(Dial);
 #[derive(Clone)]
 struct Dial {
     url: Url,
-    /// An address with the certificates that the application handed in. Its host and port have no meaning.
+    /// An address with the certificates that the application handed in. The host and port of this address
+    /// have no meaning.
     tls: Option<ConnectionAddr>,
 }
 
-/// A connection to one server, which is made anew by each [`connect`](Transport::connect).
+/// A connection to one server. Each [`connect`](Transport::connect) makes the connection anew.
 pub(super) struct RedisRs {
     address: Address,
     uses_tls: bool,
@@ -65,9 +67,9 @@ pub(super) struct RedisRs {
 /// How the server is found.
 enum Way {
     Direct(Client),
-    /// The application is asked for credentials each time.
+    /// The application is asked for credentials for each connection.
     Renewed(Address, Dial),
-    /// The sentinels are asked each time for the master of this name.
+    /// The sentinels are asked for the master with this name before each connection.
     Sentinels(Vec<Client>, Box<str>, Dial),
 }
 
@@ -100,7 +102,7 @@ impl RedisRsTarget {
         Ok((Self(Dial { url, tls: None }), kind))
     }
 
-    /// Uses these certificates, which can be used.
+    /// Uses these certificates, which the client is known to support.
     #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
     pub(super) fn use_certificates(&mut self, pem: &Pem) -> Result<(), RedisError> {
         let identity = pem.identity.as_ref();
@@ -112,12 +114,13 @@ impl RedisRsTarget {
         Ok(())
     }
 
-    /// Whether the URL has a user or a password.
+    /// Returns whether the URL has a user or a password.
     pub(super) fn has_login(&self) -> bool {
         self.0.url.login != Login::default()
     }
 
-    /// Makes a transport to the server that the URL names, or to one of its cluster. Errors have the `name`.
+    /// Makes a transport to the server that the URL names, or to a server of the same cluster. Errors have
+    /// the `name`.
     pub(super) fn transport(
         &self,
         name: &Address,
@@ -149,7 +152,7 @@ impl RedisRsTarget {
 }
 
 impl Dial {
-    /// Makes a client of one server.
+    /// Makes a client for one server.
     fn client(&self, address: &Address, login: &Login, database: u16) -> Result<Client, RedisError> {
         let (host, port) = (address.host.to_string(), address.port);
         let address = match &self.tls {
@@ -230,7 +233,7 @@ impl RedisRs {
         Ok(Login { username: Some(it.username().into()), password: Some(it.password().into()) })
     }
 
-    /// Makes a connection to a server, by RESP2 if it refuses RESP3.
+    /// Makes a connection to a server, with RESP2 if the server refuses RESP3.
     async fn open(&self, client: &Client) -> Result<Connection, CallFailure> {
         if !self.speaks_resp2.load(Ordering::Relaxed) {
             match self.open_by(ProtocolVersion::RESP3, client).await {
@@ -383,7 +386,7 @@ impl Ended {
     }
 }
 
-/// The bytes for which a call has room at first: a lone check's.
+/// The initial size of a call's buffer, in bytes: enough for a call with one check.
 const CALL: usize = 512;
 
 pub(super) fn packed(command: Command<'_>) -> Cmd {

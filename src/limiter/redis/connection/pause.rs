@@ -6,17 +6,18 @@ use tokio::time::Instant;
 
 use crate::base::random;
 
-/// The first and the longest pause between attempts to connect. Each is twice the one before.
+/// The first and the longest pause between attempts to connect. Each pause is twice as long as the pause
+/// before.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
-/// A connection that ended sooner counts as a failed attempt.
+/// The least duration of a connection. A connection that ended sooner counts as a failed attempt.
 const LASTED: Duration = Duration::from_millis(10);
 
-/// The first and the longest time between two connections to an address whose server says that it cannot serve. Each is
-/// twice the one before.
+/// The first and the longest time between two connections to an address whose server says that it cannot serve. Each
+/// time is twice as long as the time before.
 const RESTARTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// After this time without a restart the times between restarts begin anew.
+/// The time without a restart after which the times between restarts begin anew.
 const CALM: Duration = Duration::from_secs(10);
 
 /// The pauses between attempts to connect to one server.
@@ -27,9 +28,10 @@ impl Pauses {
         Self(PAUSES.0)
     }
 
-    /// Returns when to try again after an attempt that began at this time. `lasted` is how long its connection lasted,
-    /// if it was made. After a connection that lasted, it is at once, but no sooner than the first pause after the
-    /// attempt began. So a server that cuts each connection does not keep this process busy.
+    /// Returns the instant of the next attempt after an attempt that began at this time. `lasted` is how long the
+    /// attempt's connection lasted, if one was made. After a connection that lasted long enough, the next attempt
+    /// follows at once, but no sooner than the first pause after the last attempt began. So a server that cuts each
+    /// connection does not keep this process busy.
     pub(super) fn next_attempt(&mut self, began: Instant, lasted: Option<Duration>) -> Instant {
         if lasted.is_some_and(|lasted| lasted >= LASTED) {
             self.0 = PAUSES.0;
@@ -69,7 +71,7 @@ impl Restarts {
     }
 }
 
-/// Returns a time that is up to a tenth longer, so that many processes do not come at once.
+/// Returns a time that is up to a tenth longer, so that many processes do not connect at once.
 pub(super) fn jitter(time: Duration) -> Duration {
     let part = random::secret() % 100;
     time + time * u32::try_from(part).unwrap_or(0) / 1_000

@@ -15,7 +15,7 @@ use super::renewal::RETRY;
 use super::settings::ConnectionSettings;
 
 /// The time without a call after which a connection is probed. Devices on the way forget connections without traffic
-/// after some minutes, and tell neither end.
+/// after some minutes, and notify neither end.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// The interval at which a server that is believed dead is probed, unless the deadline is long.
@@ -27,9 +27,8 @@ const PROBE_EVERY: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_IF_CONNECTED: Duration = Duration::from_millis(500);
 
-/// If a server went down again within this time after its return, it is reported as up only after
-/// it has answered for a while. So a server that comes and goes many times a second makes few
-/// events.
+/// If a server went down again within this time after its return, it is reported as up only after it has
+/// answered for a while. So a server that comes and goes many times a second causes few events.
 const FLAPS: Duration = Duration::from_secs(10);
 const STEADY: Duration = Duration::from_secs(1);
 
@@ -67,8 +66,8 @@ async fn connect(link: &Link) {
     }
 }
 
-/// Probes a connection over which nothing comes, so that no check has to find out that it is dead. That also keeps
-/// devices on the way from forgetting it. Measures a round trip first.
+/// Probes a connection over which nothing arrives, so that no check has to find out that the connection is dead.
+/// The probes also keep devices on the way from forgetting the connection. Measures a round trip first.
 async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
     let mut is_measured = false;
     loop {
@@ -96,7 +95,7 @@ async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
     }
 }
 
-/// Probes a server that is believed dead, so that no check has to.
+/// Probes a server that is believed dead, so that no check has to do so.
 async fn probe(link: &Link, settings: &ConnectionSettings) {
     let mut back: Option<Instant> = None;
     loop {
@@ -148,8 +147,8 @@ async fn until_it_answers(link: &Link, settings: &ConnectionSettings) {
     }
 }
 
-/// Gives the connection newer credentials when they are due. Until the server has accepted them, the connection keeps
-/// those that it has.
+/// Gives the connection newer credentials when they are due. The connection keeps its present credentials until the
+/// server has accepted the newer ones.
 async fn renew(link: &Link, settings: &ConnectionSettings) {
     let Some(renewal) = link.transport.renewal() else { return };
     loop {

@@ -14,7 +14,7 @@ pub(super) const RETRY: Duration = Duration::from_secs(5);
 /// Asks for a server's credentials.
 pub(super) struct Renewal {
     source: CredentialSource,
-    /// The instant at which the connection needs newer credentials, if ever.
+    /// The instant at which the connection needs newer credentials, or `None` if it never does.
     due: watch::Sender<Option<Instant>>,
 }
 
@@ -25,10 +25,11 @@ impl Renewal {
         Some(Self { source, due: watch::Sender::new(None) })
     }
 
-    /// Asks for credentials, for a connection that is being made or to renew those that it has.
+    /// Asks the application for credentials: for a connection that is being made, or to renew those of a
+    /// connection.
     ///
     /// # Errors
-    /// Why there are none, in words.
+    /// Returns the reason why there are no credentials, as text.
     pub(super) async fn ask(&self) -> Result<RedisCredentials, String> {
         let answer = self.source.ask().await;
         match &answer {

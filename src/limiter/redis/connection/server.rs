@@ -20,7 +20,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts to connect a transport. `cluster` notifies the task that fetches the cluster's map, if there is one.
+    /// Starts to connect a transport. `cluster` notifies the task that fetches the cluster's map, if the server is
+    /// part of a cluster.
     pub(super) fn start(
         runtime: &Handle,
         address: Address,

@@ -10,7 +10,8 @@ use crate::limiter::redis::credentials::CredentialSource;
 use crate::limiter::remote::DEADLINE;
 use crate::outcome::Observer;
 
-/// The bounds of the time that a connection may take. Its greeting may take as long again.
+/// The bounds of the time that making a connection may take. The greeting on the connection may take as long
+/// again.
 const CONNECT: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(15);
 
 /// The time beyond the deadline for which a server may be silent.
@@ -20,8 +21,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// The number of failed attempts to connect in a row after which a server is believed dead, if it was connected before.
 const FAILURES: u32 = 3;
 
-/// The time without traffic after which the system probes whether a connection is alive. The time between its probes is
-/// the same. This process probes more often. This bound covers times in which the process is suspended.
+/// The time without traffic after which the system probes whether a connection is alive. The time between two such
+/// probes is the same. This process probes more often. This bound covers times in which the process is suspended.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// The settings of a store.
@@ -34,8 +35,8 @@ pub(in crate::limiter::redis) struct ConnectionSettings {
     pub(in crate::limiter::redis) pem: Pem,
     /// The time that a call may take: from 2 ms, because timers are no finer, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
-    /// The number of failed attempts to connect in a row after which a server is believed dead. Over a connection that
-    /// the application has, it counts failed calls instead.
+    /// The number of failed attempts to connect in a row after which a server is believed dead. For a connection of
+    /// the application, it is the number of failed calls instead.
     pub(in crate::limiter::redis) failures: u32,
     /// The observers, which get the events of servers.
     pub(in crate::limiter::redis) observers: Vec<Arc<dyn Observer>>,
@@ -56,14 +57,14 @@ impl ConnectionSettings {
     }
 
     /// Returns the time for which a server may be silent while calls wait, before it is believed dead. The link waits
-    /// for an answer for that long, although the caller stops at the deadline. A late answer shows that the server
-    /// lives, and its charge is refunded.
+    /// that long for an answer, although the caller stops at the deadline. A late answer shows that the server is
+    /// alive, and the charge of that answer is refunded.
     pub(super) fn silence(&self) -> Duration {
         self.deadline + self.deadline.clamp(SILENCE_MIN, SILENCE_MAX)
     }
 
-    /// Returns the time that a connection may take. Its greeting, of up to five round trips, may take as long again.
-    /// A round trip may take as long as the deadline.
+    /// Returns the time that making a connection may take. The greeting on the connection, of up to five round
+    /// trips, may take as long again. A round trip may take as long as the deadline.
     pub(super) fn connect_timeout(&self) -> Duration {
         (5 * self.deadline).clamp(*CONNECT.start(), *CONNECT.end())
     }

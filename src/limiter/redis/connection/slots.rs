@@ -1,4 +1,5 @@
-//! The map of a cluster: which server has which slot, by the answer to `CLUSTER SLOTS`. And the slots of keys.
+//! The map of a cluster: which server has which slot, according to the answer to `CLUSTER SLOTS`. And the
+//! slots of keys.
 
 use super::address::Address;
 use super::transport::RedisReply;
@@ -6,8 +7,8 @@ use super::transport::RedisReply;
 /// The number of slots of a cluster.
 pub(super) const SLOTS: usize = 16_384;
 
-/// The maximum number of masters of a cluster. A map with more is not used. Redis advises against clusters of more than
-/// 1,000 servers.
+/// The maximum number of masters of a cluster. A map with more masters is not used. Redis advises against clusters of
+/// more than 1,000 servers.
 pub(super) const MASTERS: usize = 1_000;
 
 /// The maximum number of replicas that are remembered, in case no master answers. More are left out.
@@ -53,7 +54,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Reads the answer of the server at the address `asked`. Returns `None` if it cannot be used.
+    /// Reads the answer of the server at the address `asked`. Returns `None` if the answer cannot be used.
     pub(super) fn parse(answer: &RedisReply, asked: &Address) -> Option<Self> {
         let RedisReply::Array(rows) = answer else { return None };
         let mut slots = Self { ranges: Vec::new(), masters: Vec::new(), replicas: Vec::new() };

@@ -34,7 +34,8 @@ enum Library {
 
 const SCHEMES: [&str; 6] = ["redis", "rediss", "redis-cluster", "rediss-cluster", "redis-sentinel", "rediss-sentinel"];
 
-/// Returns the features that give a client TLS, any one of which is enough, and whether the build has one.
+/// Returns the features that give a client TLS, and whether the build has at least one of them. One feature
+/// is enough.
 fn tls_of(client: RedisClient) -> (&'static str, bool) {
     match client {
         #[cfg(feature = "fred")]
@@ -50,7 +51,7 @@ fn tls_of(client: RedisClient) -> (&'static str, bool) {
     }
 }
 
-/// Returns an error if the scheme needs TLS and the build has none.
+/// Returns an error if the scheme needs TLS and the build has no TLS.
 fn check_tls(scheme: &str, (features, has_tls): (&str, bool)) -> Result<(), RedisError> {
     if has_tls || !scheme.starts_with("rediss") {
         return Ok(());
@@ -96,7 +97,7 @@ fn check_rustls(scheme: &str, client: RedisClient) -> Result<(), RedisError> {
 }
 
 impl UrlTarget {
-    /// Parses a URL. Errors do not repeat it, because there may be a password in it.
+    /// Parses a URL. Errors do not repeat the URL, because it may contain a password.
     pub(super) fn parse(url: &str, settings: &ConnectionSettings) -> Result<Self, RedisError> {
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
         if !SCHEMES.contains(&scheme) {
@@ -134,14 +135,14 @@ impl UrlTarget {
         Ok(target)
     }
 
-    /// Returns the servers of a simulated cluster. A process asks the first one for the others.
+    /// Returns the servers of a simulated cluster. A process asks the first server for the others.
     #[cfg(test)]
     pub(super) fn simulated(wire: Wire) -> Self {
         let first = simulated::address_of(&wire);
         Self { client: Library::Simulated(wire), kind: TargetKind::Cluster(vec![first]) }
     }
 
-    /// Uses certificates that were handed in, which the client can use.
+    /// Uses certificates that were handed in and that the client supports.
     #[allow(unused_variables, clippy::needless_pass_by_ref_mut, reason = "certificates need a feature")]
     fn use_certificates(&mut self, pem: &Pem) -> Result<(), RedisError> {
         match &mut self.client {
@@ -180,8 +181,8 @@ impl UrlTarget {
         Ok(())
     }
 
-    /// Returns a transport that is not connected yet: to what the URL names, or to one server of its
-    /// cluster. Errors of the transport have the `name`.
+    /// Returns a transport that is not connected yet, to the target that the URL names or to one server of
+    /// that cluster. Errors of the transport contain `name`.
     pub(super) fn transport(
         &self,
         name: &Address,

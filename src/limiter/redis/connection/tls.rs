@@ -20,20 +20,20 @@ pub(in crate::limiter::redis) struct Pem {
     allow(dead_code, reason = "without rustls it is refused")
 )]
 pub(in crate::limiter::redis) struct Identity {
-    /// The certificate, and those between it and the authority.
+    /// The certificate, followed by the certificates between it and the authority.
     pub(in crate::limiter::redis) certificates: Vec<u8>,
     pub(in crate::limiter::redis) key: Vec<u8>,
 }
 
 impl Pem {
-    /// Whether the application handed in nothing.
+    /// Returns whether the application handed in nothing.
     pub(in crate::limiter::redis) fn is_empty(&self) -> bool {
         self.authorities.is_none() && self.identity.is_none()
     }
 }
 
-/// Installs the provider of the feature for the process, unless it has one. rustls would do so, but panics if
-/// the application enabled both providers and chose none.
+/// Installs the cryptography provider of the enabled feature for the process, unless the process has a
+/// provider. rustls would do so itself, but panics if the application enabled both providers and chose none.
 pub(super) fn choose_provider() {
     #[cfg(any(feature = "fred-rustls-ring", feature = "redis-rs-rustls-ring"))]
     let _ = rustls::crypto::ring::default_provider().install_default(); // the process has one
@@ -44,7 +44,7 @@ pub(super) fn choose_provider() {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default(); // the process has one
 }
 
-/// Reads the certificates and the key. The process has chosen a provider.
+/// Reads the certificates and the key. The process must already have a provider.
 ///
 /// # Errors
 /// Returns an error if a certificate or the key cannot be used. The error quotes neither, because a key is a secret.

@@ -11,10 +11,10 @@ use crate::limiter::redis::script::Call;
 /// The maximum depth of nested arrays in a reply that is read. Replies to this crate's commands are less deep.
 pub(super) const DEPTH_MAX: usize = 8;
 
-/// A connection to one server, by a client library. There is a file for each library.
+/// A connection to one server, made with a client library. Each library has its own file.
 pub(super) trait Transport: Send + Sync + 'static {
-    /// Connects, tells `heard` so, and keeps the connection. Returns why the connection has ended, or was not made. A
-    /// host's name is resolved anew each time. If the future is dropped, the connection ends as well.
+    /// Connects, reports this to `heard`, and keeps the connection. Returns why the connection has ended, or was not
+    /// made. A host's name is resolved anew by each call. If the future is dropped, the connection ends as well.
     fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure>;
 
     /// Sends a command to a server that has the keys' slot in this state, and waits for the answer. It runs at most
@@ -24,7 +24,8 @@ pub(super) trait Transport: Send + Sync + 'static {
 
     fn uses_tls(&self) -> bool;
 
-    /// Returns whether the application makes the connection. Then the limiter does not learn when it ends.
+    /// Returns whether the application makes the connection. In that case the limiter does not learn when the
+    /// connection ends.
     fn is_given(&self) -> bool {
         false
     }

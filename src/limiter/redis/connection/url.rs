@@ -38,7 +38,7 @@ pub(super) struct Login {
 }
 
 impl Url {
-    /// Parses a URL whose scheme is known. Errors do not repeat it, because there may be a password in it.
+    /// Parses a URL whose scheme is known. Errors do not repeat the URL, because it may contain a password.
     pub(super) fn parse(url: &str) -> Result<Self, RedisError> {
         let wrong = |what: &str| misconfigured(format!("the URL for Redis is not valid: {what}"));
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("it has no scheme"))?;

@@ -1,8 +1,8 @@
-//! Takes requests to the store: runs the script, reads the answers.
+//! Sends requests to the store: runs the script, and reads the answers.
 //!
-//! While a cluster moves a slot, perhaps for minutes, some of its keys are on one server and some
-//! on another. A call for keys of both runs on neither. Each key then gets a call of its own, which
-//! reaches the server that has it. So requests do not share calls, and a request of several keys is
+//! While a cluster moves a slot, perhaps for minutes, some of its keys are on one server and some on another.
+//! A call with keys of both servers runs on neither. In this case each key gets its own call, which reaches
+//! the server that has the key. So requests do not share calls meanwhile, and a request of several keys is
 //! decided like a set of several slots.
 
 use std::sync::Arc;
@@ -22,10 +22,11 @@ use crate::clock::{Clock, wall_now};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{CallLimits, CallResult, Caller, Calls, Queue, RemoteStore, hand_out};
 
-/// The maximum number of requests of one call. At 2 to 3 µs each they hold the server for no longer than 0.2 ms.
+/// The maximum number of requests of one call. At 2 to 3 µs each, these requests occupy the server for at most
+/// 0.2 ms.
 const BATCH: usize = 64;
 
-/// The store, and the clock of the limiter, if the scripts do not use the server's.
+/// The store, and the limiter's clock if the scripts do not use the server's time.
 pub(super) struct Dispatcher {
     pub(super) store: RedisConnections,
     pub(super) clock: Option<Arc<dyn Clock>>,
@@ -36,7 +37,7 @@ pub(super) struct Dispatcher {
     pub(super) splits: std::sync::atomic::AtomicBool,
 }
 
-/// How often requests are sent again with the window that the server's time is in.
+/// The number of times that requests are sent again with the window that contains the server's time.
 const WINDOW_TRIES: usize = 2;
 
 type RequestResult = Result<RedisAnswer, RedisError>;
@@ -72,8 +73,8 @@ impl RemoteStore for Dispatcher {
 }
 
 impl Dispatcher {
-    /// Returns the answer to each request. `server_time` is what the server's clock shows when they arrive, by an
-    /// earlier answer. Sets `clock` to the server's time, if the answer has it.
+    /// Returns the answer to each request. `server_time` is the time that the server's clock shows when the
+    /// requests arrive, according to an earlier answer. Sets `clock` to the server's time, if the answer has it.
     async fn take_to_store(
         &self,
         requests: &[&WireRequest],
@@ -92,9 +93,9 @@ impl Dispatcher {
         answers
     }
 
-    /// Returns the answer to each request. Requests whose window of the calendar is not that of the server's time are
-    /// sent again with the time of that server's answer: at an edge, and in the first call if this process has another
-    /// calendar time.
+    /// Returns the answer to each request. Requests that named another window of the calendar than the server's are
+    /// sent again, with the time in the server's answer. That happens at the edge of a window, and in the first call
+    /// if this process has another calendar time.
     async fn answers(
         &self,
         requests: &[&WireRequest],
@@ -175,7 +176,7 @@ impl Dispatcher {
         answers
     }
 
-    /// Returns the answer to a request, with one call after the other for its keys.
+    /// Returns the answer to a request, with one call for each of its keys, one after the other.
     async fn split(&self, request: &WireRequest, until: Instant, server_time: Option<Timestamp>) -> RequestResult {
         if request.keys() == 1 {
             return self.lone(request, until, server_time).await;
@@ -199,7 +200,7 @@ impl Dispatcher {
         }
     }
 
-    /// Finds out, within this time, whether the user has the rights that checks need.
+    /// Finds out, within the given time, whether the user has the rights that checks need.
     ///
     /// # Errors
     /// Returns `Misconfigured` with the names of the missing rights, if there are any.

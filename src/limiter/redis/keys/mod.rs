@@ -1,14 +1,14 @@
 //! The stored key of a state: `prefix:2:{caller}:4:name`, where 2 is the format's version and 4 the length of the
 //! policy's name. With groups it is `prefix:2:{group}:4:name:caller`. The key of a concurrency limit has a `p` before
-//! the length, because its units are apart from those of a rate with the same name.
+//! the length, because its units are counted apart from those of a rate with the same name.
 //!
-//! A cluster hashes what is between the braces. So all policies of one caller are in one slot, and
-//! one call can decide them together.
+//! A cluster hashes the part between the braces. So all policies of one caller are in one slot, and one call
+//! can decide them together.
 //!
-//! A caller's key may be a secret, so its hash is stored: `h` and 32 hexadecimal digits, the first
-//! half of the SHA-256 of the limiter's secret (16 zero bytes if there is none) and the key. The
-//! function is public, so an attacker must not be able to find a key with another caller's hash. By
-//! choice keys are stored as they are, after a `k`.
+//! A caller's key may be a secret, so its hash is stored: `h` and 32 hexadecimal digits, the first half of
+//! the SHA-256 of the limiter's secret (16 zero bytes if there is none) and the key. The hash function is
+//! public, so an attacker must not be able to find a key with another caller's hash. With `readable_keys`,
+//! keys are stored as they are, after a `k`.
 //!
 //! Different (prefix, policy name, caller) triples have different stored keys: a prefix has no
 //! brace, the length of the name is stored, and a caller's key that has a closing brace is hashed.
@@ -23,7 +23,8 @@ use crate::limiter::remote::{CallerHash, Hash};
 use crate::policy::Policy;
 use bytes::Bytes;
 
-/// Callers' keys of more bytes are hashed, even if keys are readable.
+/// The longest key of a caller, in bytes, that is stored readable if keys are readable. Longer keys are
+/// hashed.
 const CLEAR_MAX: usize = 128;
 
 /// The number of slots of a cluster.
@@ -47,7 +48,7 @@ pub(super) enum CallerKeys {
 
 /// Makes stored keys.
 pub(super) struct KeySpace {
-    /// The prefix and the format's version, up to the tag.
+    /// The prefix and the format's version, up to the tag in braces.
     before: Box<str>,
     callers: CallerKeys,
     /// For each group, a number that hashes to the group's slot. Empty if each caller has a slot of
@@ -72,14 +73,14 @@ impl KeySpace {
         Ok(Self { before: format!("{prefix}:2:{{").into_boxed_str(), callers, groups })
     }
 
-    /// Returns the key of the text that all processes share, `prefix:2:{fleet}`, and its slot. A caller's part of a key
-    /// begins with another letter.
+    /// Returns the key of the text that all processes share, `prefix:2:{fleet}`, and its slot. The part of a caller
+    /// in a key begins with another letter than `f`.
     pub(super) fn shared_text_key(&self) -> (String, u16) {
         const TAG: &str = "fleet";
         (format!("{}{TAG}}}", self.before), connection::slot_of(TAG.as_bytes()))
     }
 
-    /// Returns the stored key of a (policy, key).
+    /// Returns the stored key of a (policy, key) pair.
     pub(super) fn key(&self, policy: &Policy, key: &Key) -> StoredKey {
         let (name, caller) = (policy.stored_name().as_bytes(), key.as_bytes());
         let hash = self.must_hash(caller).then(|| self.hash(caller));
@@ -125,8 +126,8 @@ impl KeySpace {
     }
 }
 
-/// Returns a stored key for the text of an error. A caller's key that is stored in clear may be a
-/// secret, so there is a `*` in its place, as in a pattern for `redis-cli --scan`.
+/// Returns a stored key for the text of an error. A caller's key that is stored in clear may be a secret, so
+/// a `*` stands in its place, as in a pattern for `redis-cli --scan`.
 pub(super) fn shown(stored: &[u8]) -> String {
     let caller = |at: usize| (stored.get(at) == Some(&b'k')).then_some(at + 1);
     let opens = stored.iter().position(|byte| *byte == b'{').unwrap_or(stored.len());

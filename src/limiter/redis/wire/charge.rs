@@ -18,9 +18,9 @@ pub(super) struct WireCharge {
     pub(super) policy: Policy,
     pub(super) cost: u64,
     pub(super) effect: Effect,
-    /// The charges that this one belongs to, if it is taken on refusal.
+    /// The charges that this charge belongs to, if this charge is taken on refusal.
     pub(super) partners: Option<Partners>,
-    /// The claim of this process, if the units are held.
+    /// The claim of this process, if the charge takes units that are held.
     pub(super) claim: Claim,
 }
 
@@ -29,11 +29,11 @@ pub(super) struct WireCharge {
 pub(super) struct Partners {
     /// The indices of the partners in the request.
     pub(super) places: Range<usize>,
-    /// An earlier answer has refused one of them.
+    /// True if an earlier answer has refused one of the partners.
     pub(super) refused: bool,
-    /// A denial of the charge denies the request.
+    /// True if a denial of the charge denies the request.
     pub(super) binds: bool,
-    /// The charge is written although the request is denied.
+    /// True if the charge is written although the request is denied.
     pub(super) outlives: bool,
 }
 
@@ -58,12 +58,13 @@ impl WireCharge {
         Self { key, policy, cost: 0, effect: Effect::Enforce, partners: None, claim }
     }
 
-    /// Returns whether its denial denies the request.
+    /// Returns whether a denial of the charge denies the request.
     pub(super) fn binds(&self) -> bool {
         self.partners.as_ref().map_or(self.effect == Effect::Enforce, |partners| partners.binds)
     }
 
-    /// Returns whether it is written although the request is denied, if its own quota does not deny it.
+    /// Returns whether the charge is written although the request is denied. The charge's own quota must not
+    /// deny it.
     pub(super) fn outlives_refusal(&self) -> bool {
         self.partners.as_ref().is_some_and(|partners| partners.outlives)
     }
@@ -79,8 +80,8 @@ impl WireCharge {
         }
     }
 
-    /// Returns the units that this allowed charge took, where `denied` is as in [`how`](Self::how). A forced charge in
-    /// debt adds nothing, because nothing was left before it.
+    /// Returns the units that this allowed charge took, where `denied` is as in [`how`](Self::how). A forced charge
+    /// in debt counts as 0, because nothing was left before it.
     pub(super) fn taken(&self, decision: &ChargeDecision, denied: impl FnMut(usize) -> bool) -> u64 {
         match self.how(denied) {
             TakeMode::OnRefusal { refused: false } => 0,

@@ -18,9 +18,9 @@ use crate::limiter::remote::{CurrentRow, ROW_MISSING};
 mod status {
     /// The key has no state.
     pub(super) const ABSENT: u8 = 0;
-    /// The state that was found follows.
+    /// The state that the script found follows.
     pub(super) const FOUND: u8 = 1;
-    /// The decision about a list follows.
+    /// The script's decision about a list follows.
     pub(super) const TOLD: u8 = 2;
     /// The whole request fails, because one of its values was not written by this crate.
     pub(super) const FOREIGN: u8 = 3;
@@ -30,7 +30,7 @@ mod status {
     pub(super) const DONE: u8 = 5;
     /// A refund had no effect, because a later slot of the queue is taken.
     pub(super) const BEHIND: u8 = 6;
-    /// The held units and notes follow.
+    /// The number of held units follows, and then notes.
     pub(super) const HELD: u8 = 7;
     /// The whole request fails, because a row is of a later epoch. The charge's index, the row's resets and its epoch
     /// follow.
@@ -41,18 +41,18 @@ mod status {
     pub(super) const OUTSIDE: u8 = 10;
 }
 
-/// Redis' words for a key of a slot that is being moved, when the key is not on this server. Redis
-/// returns them before anything is written.
+/// Redis' words for a key of a slot that is being moved, when the key is not on this server. Redis returns
+/// this error before anything is written.
 const NOT_HERE: &str = "non local key";
 
 /// The maximum number of keys that an error names.
 const SHOWN: usize = 8;
 
-/// Returns the answer to each request of the call with this number, in their order. `refused` makes
-/// an error of Redis' words.
+/// Returns the answer to each request of the call with this number, in their order. `refused` makes an error
+/// from Redis' words.
 ///
 /// # Errors
-/// Returns an error if the reply is not that of the script to this call.
+/// Returns an error if the reply is not the script's reply to this call.
 pub(in crate::limiter::redis) fn answers(
     requests: &[&WireRequest],
     number: u64,
@@ -71,7 +71,8 @@ pub(in crate::limiter::redis) fn answers(
     read(&mut reader).ok_or_else(nonsense)
 }
 
-/// Returns the time at which the script ran. That is the server's, unless the call had the time of a clock.
+/// Returns the time at which the script ran. The time is the server's, unless the call named the time of a
+/// clock.
 pub(in crate::limiter::redis) fn time_of(reply: &[u8]) -> Option<Timestamp> {
     let refused = |words: &str| RedisError::new(StoreErrorKind::Foreign, words.to_owned());
     let mut reader = Reader { left: reply.get(size_of::<u64>()..)?, refused: &refused };
@@ -85,18 +86,18 @@ struct Reader<'a> {
 
 /// The state that the script found for a charge.
 enum FoundState {
-    /// The state before the charge. The algorithm repeats the script's decision from it.
+    /// The state before the charge. The algorithm repeats the script's decision from this state.
     State(Option<Pair>),
     Told(ChargeDecision),
-    /// The units that were held before the charge, and notes.
+    /// The units that were held before the charge, and the notes of the answer.
     Held(u64, u8),
 }
 
 /// Notes on the answer to a charge of units that are held.
 mod notes {
-    /// There is no room for a row of this process.
+    /// Set if there is no room for a row of this process.
     pub(super) const NO_ROOM: u8 = 1;
-    /// There was no row of this process.
+    /// Set if there was no row of this process.
     pub(super) const MISSING: u8 = 2;
 }
 
@@ -111,7 +112,7 @@ impl Reader<'_> {
         self.take().map(f64::from_le_bytes)
     }
 
-    /// A whole number of at most 2^53; 0 if it is negative or not a number.
+    /// Reads a whole number of at most 2^53. A negative number, or a value that is not a number, counts as 0.
     fn whole(&mut self) -> Option<u64> {
         self.float().map(|number| (number as u64).min(1 << 53))
     }
@@ -269,7 +270,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the decision about a charge of this state, which is also the script's.
+/// Returns the decision about a charge of this state. The script's decision is the same..
 fn decide(charge: &WireCharge, state: Option<Pair>, cost: u64, now: u64, how: TakeMode) -> ChargeDecision {
     match charge.policy.quota().decider() {
         Decider::Pair(decider, _) => decider.decide_how(state, now, cost, how).decision,
@@ -278,7 +279,7 @@ fn decide(charge: &WireCharge, state: Option<Pair>, cost: u64, now: u64, how: Ta
     }
 }
 
-/// Returns the decision about a charge while these units are held, which is also the script's.
+/// Returns the decision about a charge while these units are held. The script's decision is the same..
 fn decide_places(charge: &WireCharge, held: u64, notes: u8, cost: u64, how: TakeMode) -> ChargeDecision {
     let Decider::Places(places) = charge.policy.quota().decider() else { return ChargeDecision::blank() };
     let decision = places.describe(places.look(held, cost, how), 0);
@@ -297,8 +298,8 @@ fn foreign(request: &WireRequest) -> RedisError {
     naming_keys(RedisError::new(StoreErrorKind::Foreign, message), request)
 }
 
-/// Names the stored keys in an error that is about a stored value. They are hashes: a caller's key
-/// may be a secret.
+/// Names the stored keys in an error that is about a stored value. The names are hashes, because a caller's
+/// key may be a secret.
 fn naming_keys(error: RedisError, request: &WireRequest) -> RedisError {
     if error.kind() != StoreErrorKind::Foreign {
         return error;

@@ -17,8 +17,8 @@ use super::charge::WireCharge;
 use crate::base::time::micros_floor;
 use crate::limiter::remote::Claim;
 
-/// The form of a state in Redis. The number stands in forms and, below the format's version, at the
-/// beginning of a value.
+/// The kind of a state in Redis. Its number stands in forms and, in the bits below the format's version, at
+/// the beginning of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum StateKind {
@@ -29,7 +29,7 @@ pub(super) enum StateKind {
     StepBucket = 3,
     FixedWindow = 4,
     TwoCounters = 5,
-    /// A list of entries whose numbers of units fit 32 bits.
+    /// A list of entries whose numbers of units fit into 32 bits.
     Narrow = 6,
     /// A list of entries with larger numbers.
     Wide = 7,
@@ -66,7 +66,7 @@ impl StateKind {
         }
     }
 
-    /// The layout and the size of the state in a value, or of an entry of a list.
+    /// The layout and the size of the state in a value, or of an entry in a list.
     pub(super) fn layout(self) -> (&'static str, usize) {
         match self {
             Self::Whole => ("d", 8),
@@ -85,8 +85,8 @@ impl StateKind {
 /// The longest head of a quota without a time zone has 61 bytes.
 pub(super) type ValueHead = SmallVec<[u8; 64]>;
 
-/// Returns the head of a value of this quota: its kind, and the numbers of the quota that give the
-/// state its meaning. So the state can be read even after the quota has changed.
+/// Returns the head of a value under this quota: its kind, and the numbers of the quota that give the state
+/// its meaning. So the state can be read even after the quota has changed.
 pub(super) fn head(kind: StateKind, spec: &Spec) -> ValueHead {
     let mut head = ValueHead::from_iter([VERSION | kind as u8]);
     if let Some(calendar) = spec.calendar {
@@ -132,11 +132,12 @@ pub(super) fn head(kind: StateKind, spec: &Spec) -> ValueHead {
     head
 }
 
-/// The maximum number of bytes of a zone's name in a head. The longest name of the database has 32.
+/// The maximum number of bytes of a zone's name in a head. The longest name in the time zone database has 32
+/// bytes.
 const ZONE_MAX: usize = 64;
 
-/// The position in a run for a calendar's window: its start, its end, and the end of the next one. The window of the
-/// server's time is filled in when the run is sent.
+/// The position in a run for a calendar's window: the start and the end of the window, and the end of the next
+/// window. The window of the server's time is filled in when the run is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowPlace {
     at: usize,
@@ -162,9 +163,9 @@ pub(super) type WindowPlaces = SmallVec<[WindowPlace; 0]>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Mode {
-    /// It denies the request.
+    /// A denial denies the request.
     Enforce = 1,
-    /// It does not deny the request.
+    /// A denial does not deny the request.
     Yield = 2,
     /// The charge is on refusal, and its partners are only observed or forced.
     Seen = 3,
@@ -174,10 +175,10 @@ enum Mode {
     Struck = 5,
 }
 
-/// Replaces the first partner's number if one of the partners is known to be refused.
+/// The number that replaces the first partner's number if one of the partners is known to be refused.
 const REFUSED: u16 = 0;
 
-/// Writes the form of a charge. Returns the position of its window, if it has one.
+/// Writes the form of a charge. Returns the position of the form's window, if it has one.
 pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) -> Option<WindowPlace> {
     let (mode, partners) = match (&charge.partners, charge.effect) {
         (Some(partners), _) => {
@@ -212,14 +213,14 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) -> Option<WindowPl
     write(form, quota, mode, &numbers, &extra)
 }
 
-/// Writes the form of a return of units that are held. It has one more byte if the process has left the line for
-/// them.
+/// Writes the form of a return of units that are held. The form has one more byte if the process has left the
+/// line for the units.
 pub(super) fn return_units(form: &mut Vec<u8>, quota: &Quota, units: u64, claim: &Claim) -> Option<WindowPlace> {
     let left: &[u8] = if claim.standing == Standing::Left { &[1] } else { &[] };
     write(form, quota, Mode::Enforce, &places(quota, units, false, claim), left)
 }
 
-/// Writes the form of a refund. Returns the position of its window, if it has one.
+/// Writes the form of a refund. Returns the position of the form's window, if it has one.
 pub(super) fn refund(form: &mut Vec<u8>, quota: &Quota, receipt: &Receipt) -> Option<WindowPlace> {
     // No receipt of this crate has numbers above 2^53.
     let exact = |number: u64| number.min(1 << 53) as f64;
@@ -262,7 +263,7 @@ fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], ext
     }
 }
 
-/// The index of the first of the three numbers in a form that hold a window.
+/// The index, in a form, of the first of the three numbers that describe a window.
 const WINDOW_NUMBER: usize = 7;
 
 /// Returns the numbers for the algorithm's Lua twin.

@@ -2,11 +2,11 @@
 //!
 //! # The program
 //!
-//! One script does all requests of a call, in their order and at one instant. Its `KEYS` are the
-//! keys of the requests. `ARGV[1]` is the number of the call, in eight bytes, and a program.
-//! `ARGV[2]` is the time, if the limiter has a clock of its own. All numbers are little-endian.
+//! One script handles all requests of a call, in order and at one instant. The script's `KEYS` are the keys
+//! of the requests. `ARGV[1]` is the number of the call, in eight bytes, and a program. `ARGV[2]` is the
+//! time, if the limiter has a clock of its own. All numbers are little-endian.
 //!
-//! A program is a list of runs. A run is for requests with the same operation and forms:
+//! A program is a list of runs. A run describes requests with the same operation and forms:
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -16,7 +16,7 @@
 //! | 4 | the length of the forms |
 //! | | a form for each of these keys, unless the operation is a reset |
 //!
-//! A form says how the key's value looks, and what the algorithm needs:
+//! A form describes the layout of a key's value, and the numbers that the algorithm needs:
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -31,46 +31,46 @@
 //! # The reply
 //!
 //! The reply is one string: the number of the call, the time as a double, and the answer to each request. The number
-//! shows that the reply belongs to this call: Redis does not number replies, so after a lost reply every later call
+//! shows that the reply belongs to this call. Redis does not number replies, so after a lost reply every later call
 //! would get the reply to another call. An answer is one byte for each key, and the data after it (see [`decode`]).
 //! For most algorithms the script returns the state that it found, and the algorithm in this process computes the
 //! report from that state. For a list, whose entries stay in Redis, the script answers with the whole decision.
 //!
 //! # The value
 //!
-//! Each (policy, key) has one stored key. Its value begins with a head: one byte with the format's
-//! version in the upper and the kind in the lower half, and then the numbers of the quota that give
-//! the state its meaning, seven bits to a byte. The state follows. A list has the head in its first
-//! element, and an entry in each other one: its start, its units, and the units of all entries when
-//! it was the newest. Every value has a time to live, after which it would count for nothing.
+//! Each (policy, key) has one stored key. A value begins with a head. The first byte of the head has the
+//! format's version in its upper half and the kind in its lower half. The numbers of the quota that give the
+//! state its meaning follow, seven bits to a byte. The state follows. A list has the head in its first
+//! element, and an entry in each other element: the start of the entry, its units, and the units of all
+//! entries when it was the newest. Every value has a time to live, after which the state would no longer
+//! count.
 //!
 //! The value of a concurrency limit has another form: a head without numbers, and a row for each process that holds
-//! units or has a request in line for them (see `places.lua`). It does not depend on the quota, and its stored key is
-//! not that of a rate with the same name. In place of a state, the script answers with the units that are held.
+//! units or has a request in line for them (see `places.lua`). This value does not depend on the quota, and its
+//! stored key differs from that of a rate with the same name. The script answers with the number of held units
+//! instead of a state.
 //!
-//! The value of a window of the calendar has three numbers: the end of the window, its count, and
-//! its start. A script knows no calendar. So the call names the window that the process expects the
-//! server's time to be in, and the next one. If the time is in neither, the script says so before
-//! it writes anything, and the process asks again with the window of the server's time. The head
-//! names the calendar and its zone.
+//! The value of a window of the calendar has three numbers: the end of the window, its count, and its start.
+//! A script knows no calendar. So the call names the window in which the process expects the server's time to
+//! be, and the next window. If the time is in neither window, the script reports this before it writes
+//! anything, and the process asks again with the window of the server's time. The head names the calendar and
+//! its zone.
 //!
-//! A value with the head of the request's quota is used as it is. A value with another head of this
-//! version was written under another quota, and `look.lua` reads it as a state of the request's.
-//! A value with anything else fails its request as [`Foreign`](StoreErrorKind::Foreign), and stays
-//! as it is.
+//! A value with the head of the request's quota is used as it is. A value with another head of this version
+//! was written under another quota, and `look.lua` reads it as a state under the request's quota. A value
+//! with anything else fails its request as [`Foreign`](StoreErrorKind::Foreign), and stays as it is.
 //!
 //! # The version rule
 //!
-//! Processes of different versions share one Redis during a roll-out, so a version may only change
-//! its calls, not the values that others find:
+//! Processes of different versions share one Redis during a roll-out, so a version may only change its calls,
+//! not the values that processes of other versions find:
 //!
 //! * The program and the reply may change at will. A script's name is its hash, so each process
 //!   runs the script that it was built with.
-//! * A new kind of state takes a new number. Older processes answer its values as foreign.
-//! * A change of the stored value of a kind, or of the stored key, takes a new
-//!   version: in the upper half of a value's first byte, and in the stored key (`prefix:2:`). The
-//!   new version then shares no state with the old one, and each key has its whole quota once more.
-//!   The CHANGELOG says so.
+//! * A new kind of state takes a new number. Older processes report values of a new kind as foreign.
+//! * A change of the stored value of a kind, or of the stored key, takes a new version of the format, in the
+//!   upper half of a value's first byte and in the stored key (`prefix:2:`). The new version then shares no
+//!   state with the old one, and each key has its whole quota once more. The CHANGELOG says so.
 //!
 //! # Bounds
 //!
@@ -115,11 +115,11 @@ pub(super) type RedisAnswer = remote::Answer<RedisError>;
 pub(super) enum CallTime {
     /// The time of the limiter's own clock, at which the script decides.
     Given(Timestamp),
-    /// The script decides at the server's time. This is the server's time as this process knows it.
+    /// The server's time as this process knows it. The script decides at the server's own time.
     OfServer(Timestamp),
 }
 
-/// Returns one script call for all requests. No two calls of a connection have one number.
+/// Returns one script call for all requests. No two calls of a connection have the same number.
 pub(super) fn call(requests: &[&WireRequest], number: u64, time: CallTime) -> Call {
     let keys = requests.iter().flat_map(|request| &request.charges).map(|charge| charge.key.clone()).collect();
     let (CallTime::Given(now) | CallTime::OfServer(now)) = time;
@@ -129,7 +129,7 @@ pub(super) fn call(requests: &[&WireRequest], number: u64, time: CallTime) -> Ca
     Call { script: script::requests(), keys, args: std::iter::once(program).chain(clock).collect() }
 }
 
-/// Returns the number of the call, and the program, with the windows of an instant.
+/// Returns the number of the call, and the program, with the windows at an instant.
 fn program(requests: &[&WireRequest], number: u64, now: u64) -> Bytes {
     // Reserves room for one run only, because the requests of a call are usually alike.
     let run = requests.first().map_or(0, |request| request.run.len());
@@ -155,8 +155,8 @@ fn program(requests: &[&WireRequest], number: u64, now: u64) -> Bytes {
     program.into()
 }
 
-/// Returns the call that finds out which rights the user lacks. The key has no state. `time` says
-/// that scripts use the server's time. The reply names the missing rights as `ACL SETUSER` does.
+/// Returns the call that finds out which rights the user lacks. The key has no state. `time` is true if
+/// scripts use the server's time. The reply names the missing rights as `ACL SETUSER` does.
 pub(super) fn rights(stored: &StoredKey, time: bool) -> Call {
     let time = Bytes::from_static(if time { b"1" } else { b"" });
     Call { script: script::rights(), keys: vec![stored.bytes.clone()], args: vec![time] }

@@ -18,7 +18,7 @@ use crate::policy::Policy;
 pub(in crate::limiter::redis) enum WireOperation {
     /// Takes all charges or none.
     Take = 1,
-    /// Answers as `Take` would, and takes nothing.
+    /// Gives the answer that `Take` would give, and takes nothing.
     Peek = 2,
     Refund = 3,
     Reset = 4,
@@ -37,9 +37,9 @@ pub(in crate::limiter::redis) struct WireRequest {
     pub(super) operation: WireOperation,
     pub(super) slot: u16,
     pub(super) charges: SmallVec<[WireCharge; 1]>,
-    /// A run of this request alone.
+    /// A run for this request alone.
     pub(super) run: Bytes,
-    /// The positions in the run for windows of the calendar.
+    /// The positions of the calendar's windows in the run.
     pub(super) windows: WindowPlaces,
 }
 
@@ -53,8 +53,8 @@ impl WireRequest {
         Self::claiming(operation, charges.map(|(charge, stored)| (charge, stored, Claim::default())))
     }
 
-    /// Takes all of the charges or none, or only says whether it would. Each charge has the claim of this process on
-    /// units that are held.
+    /// Makes a request that takes all of the charges or none, or that only asks whether they would be taken. Each
+    /// charge comes with the claim of this process on held units.
     pub(in crate::limiter::redis) fn claiming<'a>(
         operation: WireOperation,
         charges: impl Iterator<Item = (&'a Charge<'a>, &'a StoredKey, Claim)>,
@@ -77,7 +77,7 @@ impl WireRequest {
         Self::of(operation, slot, keyed)
     }
 
-    /// Charges these.
+    /// Makes a request for these charges.
     pub(super) fn of(operation: WireOperation, slot: u16, charges: SmallVec<[WireCharge; 1]>) -> Self {
         let (run, windows) = run(operation, charges.len(), |forms| {
             charges.iter().filter_map(|charge| encode::charge(forms, charge)).collect()
@@ -85,7 +85,7 @@ impl WireRequest {
         Self { operation, slot, charges, run, windows }
     }
 
-    /// Refunds the units that a receipt still holds.
+    /// Makes a request that refunds the units that a receipt still holds.
     pub(in crate::limiter::redis) fn refund(refund: &Refund, stored: &StoredKey) -> Self {
         let quota = refund.policy.quota();
         let (run, windows) =
@@ -94,7 +94,7 @@ impl WireRequest {
         Self { operation: WireOperation::Refund, slot: stored.slot, charges, run, windows }
     }
 
-    /// Returns units that are held, or renews the row of this process.
+    /// Makes a request that returns held units, or that renews the row of this process.
     pub(in crate::limiter::redis) fn return_units(back: &Return) -> Self {
         let Return { key, units, claim } = back;
         let (run, windows) = run(WireOperation::Refund, 1, |form| {
@@ -105,7 +105,7 @@ impl WireRequest {
         Self { operation: WireOperation::Refund, slot: key.slot, charges, run, windows }
     }
 
-    /// Forgets a state.
+    /// Makes a request that forgets a state.
     pub(in crate::limiter::redis) fn reset(policy: &Policy, stored: &StoredKey) -> Self {
         let charges = SmallVec::from_iter([WireCharge::idle(policy.clone(), stored)]);
         let operation = if policy.limits_in_flight() { WireOperation::ResetPlaces } else { WireOperation::Reset };
@@ -117,7 +117,7 @@ impl WireRequest {
         self.slot
     }
 
-    /// The number of its keys.
+    /// Returns the number of the request's keys.
     pub(in crate::limiter::redis) fn keys(&self) -> usize {
         self.charges.len()
     }
@@ -127,13 +127,13 @@ impl WireRequest {
         self.operation
     }
 
-    /// The stored key, the policy, the cost and the effect of each charge.
+    /// Returns the stored key, the policy, the cost and the effect of each charge.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn charges(&self) -> impl Iterator<Item = (&Bytes, &Policy, u64, Effect)> {
         self.charges.iter().map(|charge| (&charge.key, &charge.policy, charge.cost, charge.effect))
     }
 
-    /// How a charge is taken. `denied` returns whether the charge at an index was denied.
+    /// Returns how a charge is taken. `denied` returns whether the charge at an index was denied.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn how(&self, at: usize, denied: impl FnMut(usize) -> bool) -> TakeMode {
         self.charges[at].how(denied)
@@ -151,7 +151,7 @@ impl WireRequest {
         outlives_refusal(&self.charges, at, denied)
     }
 
-    /// The instant and the number of the receipt that it refunds.
+    /// Returns the instant and the number in the receipt that the request refunds.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn refunded(&self) -> Option<(u64, u64)> {
         let (rest, number) = self.run.split_last_chunk::<8>()?;
@@ -159,7 +159,7 @@ impl WireRequest {
         Some((f64::from_le_bytes(*at) as u64, f64::from_le_bytes(*number) as u64))
     }
 
-    /// The units that it refunds, for a quota with small numbers.
+    /// Returns the units that the request refunds, for a quota with small numbers.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn refunded_units(&self, quota: &crate::quota::Quota) -> u64 {
         use crate::algorithm::{Decider, PairDecider};
@@ -179,14 +179,14 @@ impl WireRequest {
         (us * spec.limit as f64 / spec.period_us as f64).round() as u64
     }
 
-    /// The cost of its first charge.
+    /// Returns the cost of the request's first charge.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn cost(&self) -> u64 {
         self.charges.first().map_or(0, |charge| charge.cost)
     }
 }
 
-/// Returns the run of one request for this number of keys, and the positions of its windows.
+/// Returns the run of one request with this number of keys, and the positions of the run's windows.
 fn run(
     operation: WireOperation,
     keys: usize,

@@ -17,10 +17,11 @@ macro_rules! part {
     };
 }
 
-/// Redis creates each function of a script again with each call. So the functions that a usual charge does not need
-/// are in branches of `twin`: an algorithm's functions in the branch of its kind, and the functions for refunds and for
-/// values of other quotas in the branch of kind 0. The call that is by far the most frequent, a lone charge of a
-/// bucket, a fixed window or a sliding window, is decided before all of them, by the same twins.
+/// The text of the script for all requests. Redis creates each function of a script again with each call. So the
+/// functions that a usual charge does not need are in branches of `twin`: an algorithm's functions in the branch of
+/// its kind, and the functions for refunds and for values of other quotas in the branch of kind 0. By far the most
+/// frequent call is a lone charge of a bucket, a fixed window or a sliding window. The script decides it before all
+/// these functions are created, by the same twins.
 const TEXT: &str = concat!(
     part!("clock"),
     "do\n",
@@ -80,8 +81,8 @@ const TEXT: &str = concat!(
     part!("driver"),
 );
 
-/// No server knows a script of this name. So it takes both commands to run it, which shows that the
-/// user may use both.
+/// No server knows a script of this name. So running such a script takes both `EVALSHA` and `EVAL`, which
+/// shows that the user may use both commands.
 const UNKNOWN: &str = "0000000000000000000000000000000000000000";
 
 /// The script for all requests.
@@ -90,7 +91,7 @@ pub(super) fn requests() -> &'static Script {
     &SCRIPT
 }
 
-/// The script that returns which rights are missing.
+/// Returns the script that finds out which rights are missing.
 pub(super) fn rights() -> &'static Script {
     static SCRIPT: LazyLock<Script> =
         LazyLock::new(|| Script { text: include_str!("rights.lua"), sha: UNKNOWN.into() });

@@ -20,10 +20,10 @@ impl<'a> SplitAnswers<'a> {
         Self { whole, decisions: whole.charges.iter().map(|_| None).collect(), failed: None }
     }
 
-    /// Returns the next request and its index, unless all are answered or one has failed.
+    /// Returns the next request and its index, unless all requests are answered or a request has failed.
     ///
-    /// A strike cannot be refunded. So the charges that may still refuse the request come first,
-    /// and a strike of a refused request only looks.
+    /// A strike cannot be refunded. So the charges that may still refuse the request come first, and the
+    /// strike of a request that is already refused only looks.
     pub(in crate::limiter::redis) fn next(&self) -> Option<(usize, WireRequest)> {
         let open = || (0..self.decisions.len()).filter(|at| self.decisions[*at].is_none());
         let partners = |at: usize| self.whole.charges[at].partners.as_ref();
@@ -65,8 +65,8 @@ impl<'a> SplitAnswers<'a> {
         }
     }
 
-    /// Returns the answer to the whole request. If the request is refused or has failed, the caller
-    /// has to refund its receipts.
+    /// Returns the answer to the whole request. If the request is refused or has failed, the caller has to
+    /// refund the request's receipts.
     pub(in crate::limiter::redis) fn together(mut self) -> RedisAnswer {
         let binds = |(at, charge): (usize, &WireCharge)| {
             charge.binds() && !self.decisions[at].as_ref().is_some_and(ChargeDecision::is_allowed)
