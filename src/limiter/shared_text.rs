@@ -14,7 +14,7 @@ use crate::limiter::reply::BoxFuture;
 /// * The text is replaced as a whole, by compare and swap, in one atomic step.
 /// * A load that begins after a swap has returned sees the swap's text.
 /// * The text stays until it is replaced, for ten years at least.
-/// * It has at most a megabyte.
+/// * The text has at most a megabyte.
 /// * A swap that returns an error may have been made, and may even be made later. A caller may drop
 ///   a future.
 pub trait SharedText: Send + Sync {
@@ -69,7 +69,7 @@ impl VersionedText {
         Self { version, text: text.into() }
     }
 
-    /// Returns the bytes of the version, followed by those of the text.
+    /// Returns the bytes of the version, followed by the bytes of the text.
     #[cfg(feature = "_redis")]
     pub(crate) fn to_stored(&self) -> Vec<u8> {
         [&self.version.to_be_bytes(), self.text.as_bytes()].concat()

@@ -25,8 +25,9 @@ use crate::refusal::RefusalBody;
 
 /// # In a handler
 impl<L: Limiter> RateLimitLayer<L> {
-    /// Decides about a request in a handler, according to the rules and the settings of this layer. Use it
-    /// if only the handler knows a key or a cost, after it has parsed the body or found the user.
+    /// Decides about a request in a handler, according to the rules and the settings of this layer. Use
+    /// this method if only the handler knows a key or a cost, after it has parsed the body or found the
+    /// user.
     ///
     /// The rules read the request's head, so the handler puts what it has found out into the head's extensions. The
     /// application keeps this layer in its state. The layer need not wrap a service.
@@ -35,7 +36,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     ///   service. A request that has to [wait](Self::delay) waits here.
     /// * The taken units stay charged, and the response gets no headers, unless the handler uses the [`Admission`].
     ///   [`headers`](Admission::headers) returns the layer's headers for the handler's response.
-    ///   [`finish`](Admission::finish) adds them to the response, and settles the rules according to the response.
+    ///   [`finish`](Admission::finish) adds these headers to the response, and settles the rules according to the
+    ///   response.
     /// * Layers around the handler keep their charges of a refused request, even if they [refund](Self::refund_nested)
     ///   requests that an inner layer refuses.
     /// * A layer with an [overflow](Self::overflow) cannot decide in a handler, because it has no request
@@ -250,14 +252,15 @@ impl Admission {
 
     /// Returns the handle that states the cost for rules that are [settled by
     /// usage](crate::Rule::settle_by_usage), for example while the body of the response is sent. The last
-    /// statement counts, unless the admission is refunded. Returns `None` if the layer has no such rule.
+    /// stated cost counts, unless the admission is refunded. Returns `None` if the layer has no such
+    /// rule.
     #[must_use]
     pub fn usage(&self) -> Option<&Usage> {
         self.usage.as_ref()
     }
 
-    /// Returns the headers of the layer, for the handler's response. They report the remaining units before any
-    /// settlement.
+    /// Returns the headers of the layer, for the handler's response. These headers report the remaining units
+    /// before any settlement.
     ///
     /// If the handler is inside another layer, that layer merges its own headers with these headers, as with
     /// the headers of a [nested layer](crate::Headers).
@@ -372,7 +375,8 @@ impl Admission {
         self.end().into_iter().for_each(|mut ticket| ticket.complete());
     }
 
-    /// Refunds the taken units, whatever the rules say. Use it if nothing was done for the request.
+    /// Refunds the taken units, whatever the rules say. Use this method if nothing was done for the
+    /// request.
     pub fn refund(mut self) {
         self.end().into_iter().for_each(|mut ticket| ticket.refund());
     }
@@ -414,19 +418,20 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// A request that a layer refused in a handler. It holds the response to return.
+/// A request that a layer refused in a handler. This value holds the response to return.
 ///
 /// With the feature `axum`, it implements axum's `IntoResponse`, so that handlers can return `Result<_, Refused>`.
 /// With the feature `tonic`, it converts into a `tonic::Status`.
 ///
-/// It is `Send` and `Sync`, so `?` also makes it a `Box<dyn Error + Send + Sync>` or an `anyhow::Error`.
+/// This type is `Send` and `Sync`, so `?` also makes it a `Box<dyn Error + Send + Sync>` or an
+/// `anyhow::Error`.
 pub struct Refused {
     outcome: Outcome,
     /// The code and the message of the refusal over gRPC.
     #[cfg(feature = "tonic")]
     grpc_status: (u8, &'static str),
-    /// The lock is never taken. It makes the type `Sync`, because the body of a responder need not
-    /// be.
+    /// The lock is never taken. The lock makes the type `Sync`, because the body of a responder
+    /// need not be.
     response: Box<Mutex<Response<RefusalBody>>>,
 }
 
@@ -465,7 +470,7 @@ impl std::error::Error for Refused {}
 /// gets the layer's refusal, and the handler is not called.
 ///
 /// axum calls [`RateLimitLayer::admit`] with the request's head before it calls the handler. The state is the layer,
-/// or implements `FromRef` for it. Without a type parameter, the layer's limiter is a
+/// or a type from which `FromRef` makes the layer. Without a type parameter, the layer's limiter is a
 /// [`MemoryLimiter`](crate::MemoryLimiter).
 ///
 /// ```

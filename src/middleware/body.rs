@@ -13,11 +13,12 @@ use crate::error::BoxError;
 use crate::refusal::RefusalBody;
 
 /// A response body that can hold any other body. A [`RateLimit`](super::RateLimit) can answer with
-/// it.
+/// such a body.
 ///
 /// A rate-limited service keeps the response body type of the inner service. The layer also sends
-/// bodies of its own: refusals, and bodies whose [bytes it counts](crate::Rule::settle_by_body). It
-/// converts them into the inner service's type with [`from_body`](Self::from_body).
+/// bodies of its own: refusals, and bodies whose [bytes it counts](crate::Rule::settle_by_body).
+/// The layer converts these bodies into the inner service's type with
+/// [`from_body`](Self::from_body).
 ///
 /// | response body of the inner service | how to use the layer with it |
 /// |---|---|
@@ -122,9 +123,9 @@ where
 pin_project! {
     /// The inner service's body, or a body that the layer sends in place of it.
     ///
-    /// It is the response body of a service with [`wrap_body`](crate::RateLimitLayer::wrap_body).
-    /// It implements `Default` (an empty body) for every `B`, because tower-http's timeout layer
-    /// requires that.
+    /// This type is the response body of a service with
+    /// [`wrap_body`](crate::RateLimitLayer::wrap_body). This type implements `Default` (an empty
+    /// body) for every `B`, because tower-http's timeout layer requires that.
     #[derive(Debug)]
     pub struct WrappedBody<B> {
         #[pin]

@@ -207,8 +207,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Compiles the configuration that replaces this one in the same layer. Both share the requests that wait, the
-    /// accounts of paced bodies, and the warnings that were reported.
+    /// Compiles the configuration that replaces this one in the same layer. Both configurations share the requests
+    /// that wait, the accounts of paced bodies, and the warnings that were reported.
     pub(super) fn successor(&self, settings: Settings, has_new_rules: bool) -> Self {
         let next = Self::new(Arc::clone(&self.limiter), settings);
         // Only new rules get new diagnostics, because the watch over rules and lists needs the general plan.

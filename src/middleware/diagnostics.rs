@@ -1,5 +1,5 @@
-//! Warnings about likely misconfigurations. The first requests of a layer are watched for them. After that,
-//! the watch costs each request two atomic loads.
+//! Warnings about likely misconfigurations. The first requests of a layer are watched for
+//! misconfigurations. After that, the watch costs each request two atomic loads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

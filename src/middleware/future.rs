@@ -34,8 +34,8 @@ use crate::outcome::Outcome;
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
     ///
-    /// If it is dropped after the service was called, the request stays charged, because the service may have done all
-    /// the work. A request that still waited for its departure is refunded. Rules that settle charges may say
+    /// If the future is dropped after the service was called, the request stays charged, because the service may have
+    /// done all the work. A request that still waited for its departure is refunded. Rules that settle charges may say
     /// otherwise; see [`Rule::on_aborted`](crate::Rule::on_aborted).
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, L, B, O = NoOverflow>
@@ -127,7 +127,7 @@ where
     O: Overflow<S, B>,
 {
     /// Takes the next step of a request that the limiter has answered. `inner` is ready. If `call` itself decides a
-    /// request, it also takes the step, because each move of the request stalls on store forwarding.
+    /// request, `call` also takes the step, because each move of the request stalls on store forwarding.
     #[inline(never)]
     fn take_step(
         step: NextStep<L::Future<Decision>>,
@@ -188,8 +188,8 @@ where
         Self::InLine { line: Box::new(line) }
     }
 
-    /// Returns the state of a request that waits for its departure. `inner` is ready. A clone replaces it, which
-    /// releases everything that a ready service holds, such as a permit.
+    /// Returns the state of a request that waits for its departure. `inner` is ready. A clone replaces `inner`,
+    /// which releases everything that a ready service holds, such as a permit.
     #[inline(never)]
     pub(super) fn delayed(
         inner: &mut S,

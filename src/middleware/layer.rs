@@ -143,8 +143,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// The names of a layer's policies are unique. If a policy's name is already used in this layer, the policy
     /// gets a number: of two policies named `api`, the second is `api-2` in headers, metrics and stored keys. So
     /// the same quota by address and by user gives two allowances, and never one by accident. If you chose the
-    /// name, [`check`](Self::check) [warns](crate::observe::SetupWarningKind::NameTaken): in another order the
-    /// rules would swap their names.
+    /// name, [`check`](Self::check) [warns](crate::observe::SetupWarningKind::NameTaken), because the rules
+    /// would swap their names if their order changed.
     pub fn and<E, K>(self, rule: impl IntoRule, extract: E) -> Self
     where
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
@@ -203,8 +203,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.exempt_preflight = exempt_preflight)
     }
 
-    /// Sets whether the layer refunds a request's charges if an inner layer refuses the request for its rate. By
-    /// default it does not: nested layers are independent, and each layer keeps its charges.
+    /// Sets whether the layer refunds a request's charges if an inner layer refuses the request because of its
+    /// rate. By default it does not: nested layers are independent, and each layer keeps its charges.
     ///
     /// **The price:** a client that an inner limit refuses pays nothing in this layer, so it can make the service do
     /// all work between the two layers as often as it likes. Enable refunds only if that work costs little, and never
@@ -266,7 +266,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Returns the names of the headers that this layer may add to responses, for `Access-Control-Expose-Headers`.
-    /// They are the [names](Headers::names) of its [headers](Self::headers).
+    /// These are the [names](Headers::names) of the layer's [headers](Self::headers).
     #[must_use]
     pub fn header_names(&self) -> Vec<HeaderName> {
         self.settings.headers.names()
@@ -368,13 +368,13 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// broken connection in place of the refusal and its `Retry-After`, and a proxy answers 502. So the
     /// layer reads the rest of the request first.
     ///
-    /// * The layer answers when the body has ended, or at the first of the two bounds. `max_time`
-    ///   counts from the decision about the request.
-    /// * The layer answers at once if the request has no body. It also answers at once if the
-    ///   request has the header `Expect`, because the client then sends no body before the server
-    ///   asks for it. It also answers a gRPC call over HTTP/2 at once, because the client reads the
-    ///   status while it sends. If `max_bytes` or `max_time` is 0, the layer answers every request
-    ///   at once.
+    /// * The layer answers when the body has ended, or when the first of the two bounds is reached.
+    ///   `max_time` counts from the decision about the request.
+    /// * The layer answers at once if the request has no body. The layer also answers at once if
+    ///   the request has the header `Expect`, because the client then sends no body before the
+    ///   server asks for it. It also answers a gRPC call over HTTP/2 at once, because the client
+    ///   reads the status while it sends. If `max_bytes` or `max_time` is 0, the layer answers
+    ///   every request at once.
     /// * The bytes are dropped at once, so memory stays flat. A refused request takes as much bandwidth as `max_bytes`
     ///   allows. For up to `max_time` the request holds its connection, and its units of limits *outside* of this
     ///   layer. The request holds no unit of this layer's rules and no inner service.
@@ -426,7 +426,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.discard = Some(DiscardBounds { max_bytes, max_time }))
     }
 
-    /// Lets the layer limit services with any response body. It is the last call of the builder.
+    /// Allows the layer to limit services with any response body. This method is the last call of
+    /// the builder.
     ///
     /// Without this method, a rate-limited service keeps the response body type of the inner service,
     /// which must be a [`ResponseBody`](super::ResponseBody). With it, the response body is a
@@ -474,11 +475,11 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 
 /// # Waiting
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Lets requests wait, with a timer such as `TokioTimer` (feature `tokio`): for the departure that a [leaky
-    /// queue](crate::Quota::leaky_queue) gives them, or in line for units of a [concurrency
+    /// Allows requests to wait, with a timer such as `TokioTimer` (feature `tokio`). They wait for the departure that
+    /// a [leaky queue](crate::Quota::leaky_queue) gives them, or in line for units of a [concurrency
     /// limit](crate::Quota::concurrent) with a [wait](crate::Quota::max_wait). Without a timer, requests that a queue
-    /// has admitted pass at once, so only its length is bounded, and requests over a concurrency limit are refused at
-    /// once.
+    /// has admitted pass at once, so only the length of the queue is bounded, and requests over a concurrency limit
+    /// are refused at once.
     ///
     /// Requests in line:
     ///

@@ -1,4 +1,4 @@
-//! Messages within a connection. A layer decides about each of them.
+//! Messages within a connection. A layer decides about each message.
 
 use std::fmt;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use super::layer::RateLimitLayer;
 use crate::base::head::Head;
 use crate::limiter::{BoxFuture, Limiter};
 
-/// The number of messages that one poll drops. Then other tasks run.
+/// The maximum number of messages that one poll drops. Then other tasks run.
 const DROPPED_MAX: u32 = 64;
 
 /// # For messages

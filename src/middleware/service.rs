@@ -33,11 +33,11 @@ use crate::limiter::memory::limiter::MemoryLimiter;
 ///
 /// * The readiness of this service is the inner service's own, and it calls the very service that was made ready. A
 ///   refused request releases that readiness, for example the permit that an inner concurrency limit reserved.
-/// * Its errors are the inner service's own. A refusal is a response.
-/// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. Once the inner
-///   service was called, the charge is kept, even if the future is dropped before it was polled. A correction
-///   after the response is made once: when the response's head has come, or when its body has ended or was
-///   dropped.
+/// * The errors of this service are the inner service's own. A refusal is a response.
+/// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. After the
+///   inner service was called, the charge is kept, even if the future is dropped before it was polled. A
+///   correction after the response is made once: when the response's head has come, or when its body has ended or
+///   was dropped.
 pub struct RateLimit<S, L = MemoryLimiter, O = NoOverflow> {
     inner: S,
     layer: Arc<Compiled<L>>,

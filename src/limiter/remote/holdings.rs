@@ -9,9 +9,9 @@
 //!
 //! An *epoch* of a key is a number of this process that only grows. The *base* of an epoch is the number of units that
 //! the process held, or may have been granted, when the epoch began. The store refuses a call of an earlier epoch than
-//! the row's. The first call of a later epoch to arrive sets the row to the base, and then takes or returns its units.
-//! A new epoch begins when a call has an unknown outcome, after a reconnect, and with each renewal. So after the next
-//! call the row is correct, even if earlier calls were lost.
+//! the row's epoch. The first call of a later epoch to arrive sets the row to the base, and then takes or returns its
+//! units. A new epoch begins when a call has an unknown outcome, after a reconnect, and with each renewal. So after
+//! the next call the row is correct, even if earlier calls were lost.
 //!
 //! If a take is under way when an epoch begins, its units are part of the base, because the store may grant them.
 //! If the store denies the take, the process returns these units as soon as it learns of the denial.
@@ -116,7 +116,7 @@ struct Holding {
     held: u64,
     /// The units of takes that have no answer yet.
     under_way: u64,
-    /// Calls that have no answer yet.
+    /// The number of calls that have no answer yet.
     calls: u32,
     resets: u32,
     epoch: Epoch,
@@ -328,7 +328,8 @@ impl Holdings {
         self.doubtful_until.fetch_max(until.as_micros(), Ordering::Relaxed);
     }
 
-    /// Adopts the number of resets of the row that refused a call, if it is larger.
+    /// Adopts the number of resets of the row that refused a call, if it is larger than the known
+    /// number.
     fn learn(&self, holding: &mut Holding, row: CurrentRow) {
         if row.resets > holding.resets {
             holding.resets = row.resets;

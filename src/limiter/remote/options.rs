@@ -129,10 +129,10 @@ macro_rules! shared_options {
             }
 
             /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. A check that takes longer fails at
-            /// most 20 ms later. Its charge may or may not have been taken. A refund or a settlement first waits for
-            /// the calls that are under way, and then for the store's answer, even if the answer is late. So a refund
-            /// or a settlement can take twice this time, or longer if very many wait or the store is silent. A check
-            /// of concurrency limits whose keys were reset is sent again, once for each of these keys.
+            /// most 20 ms later. The charge of such a check may or may not have been taken. A refund or a settlement
+            /// first waits for the calls that are under way, and then for the store's answer, even if the answer is
+            /// late. So a refund or a settlement can take twice this time, or longer if very many wait or the store is
+            /// silent. A check of concurrency limits whose keys were reset is sent again, once for each of these keys.
             pub fn deadline(mut self, deadline: std::time::Duration) -> Self {
                 self.shared.deadline = deadline;
                 self
@@ -175,8 +175,8 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets the clock whose time is used instead of the store's: for a manual clock in tests, and for stores
-            /// whose time cannot be read. All processes must then agree on the time.
+            /// Sets the clock whose time is used instead of the store's time: for a manual clock in tests, and for
+            /// stores whose time cannot be read. All processes must then agree on the time.
             pub fn clock(mut self, clock: impl $crate::clock::Clock + 'static) -> Self {
                 self.shared.clock = Some(std::sync::Arc::new(clock));
                 self

@@ -33,7 +33,8 @@ pub(crate) struct Pending {
     passed: bool,
 }
 
-/// The charges of a set. They are moved between futures several times, so they are not inline.
+/// The charges of a set. The charges are moved between futures several times, so they are not
+/// stored inline.
 pub(crate) type Set = Vec<Pending>;
 
 /// The indices of a request's charges in their set, in order.

@@ -32,7 +32,7 @@ pub(crate) enum Unanswered {
     Closed,
     /// A set has more charges than the maximum: their number, and the maximum.
     TooLarge(usize, usize),
-    /// The key of a concurrency limit was reset, each time that the request was sent.
+    /// The key of a concurrency limit was reset each time that the request was sent.
     KeyReset,
     /// An earlier refund of the queue failed, or too many later refunds came.
     RefundNotSent,

@@ -37,7 +37,7 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// windows whose state can be larger than 16 kB.
 ///
 /// The value of a [concurrency limit](Quota::concurrent) has a row for each process. A process
-/// renews its rows. It returns units with a separate swap, after the response. At most 256
+/// renews its rows. It also returns units with a separate swap, after the response. At most 256
 /// processes can hold units of one key, and at most 128 can have requests in line for them. So
 /// prefer Redis for keys that many processes use at once.
 ///

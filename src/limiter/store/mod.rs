@@ -76,14 +76,14 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **Expiry.** The store may forget a value after its time to live, and not before.
 /// * **Lost answers.** A swap that returns an error may have been made or not, and may even be made later. If the error
 ///   is [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), because the connection was cut or there is no
-///   connection, the limiter sends the swap again and finds out whether the first was made. A store must not repeat a
-///   swap that may have been made.
+///   connection, the limiter sends the swap again and finds out whether the first swap was made. A store must not
+///   repeat a swap that may have been made.
 /// * **Cancel safety.** A dropped future may have made its swap or not, but never a part of it.
 /// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap as `swap` would make it
 ///   alone. By default, `swap_each` calls `swap` for each swap. Implement it if one call costs the store less than
 ///   many calls, for example because each transaction waits for a disk. Then return the number of swaps that a call
 ///   takes from [`max_swaps`](Self::max_swaps).
-/// * **No waiting for each other.** The limiter may leave a future that has begun without a poll for a while.
+/// * **No waiting for each other.** The limiter may stop polling a future that has begun for a while.
 ///   Meanwhile no other call may wait for that future. So a store holds no lock across an `await`, and has a
 ///   connection for each call, or one connection that all calls share.
 /// * **Time.** A call that has no answer by the deadline fails its checks. The limiter waits for the answer for up to
@@ -152,7 +152,7 @@ pub trait Store: Send + Sync + 'static {
     /// There are at most 64 changes, unless one request has more charges.
     ///
     /// # Errors
-    /// Returns an error if the store did not answer. If its kind is
+    /// Returns an error if the store did not answer. If the error's kind is
     /// [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), the limiter sends the same
     /// changes again within the deadline. No call is sent again after a timeout.
     fn swap(&self, changes: &[Change]) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
@@ -189,7 +189,7 @@ pub trait Store: Send + Sync + 'static {
 }
 
 /// The version of a value: 128 random bits, new with each write. The limiter makes the version. The
-/// store keeps it with the value, and compares it.
+/// store keeps the version with the value, and compares it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Version([u8; 16]);
 
@@ -295,7 +295,7 @@ impl Loaded {
         Self { now: Some(now), ..self }
     }
 
-    /// Returns the store's time, if it reports one.
+    /// Returns the store's time, if the store reports its time.
     #[must_use]
     pub fn now(&self) -> Option<Timestamp> {
         self.now
@@ -351,7 +351,7 @@ impl Swapped {
         Self { now: Some(now), ..self }
     }
 
-    /// Returns the store's time, if it reports one.
+    /// Returns the store's time, if the store reports its time.
     #[must_use]
     pub fn now(&self) -> Option<Timestamp> {
         self.now

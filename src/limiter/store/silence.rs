@@ -29,7 +29,8 @@ pub(super) struct Silence {
 struct SilenceState {
     /// When the store last answered.
     heard: Option<Instant>,
-    /// The duration of the longest recent call. It shrinks with each answer to a shorter call.
+    /// The duration of the longest recent call. The duration shrinks with each answer to a shorter
+    /// call.
     longest: Duration,
     /// The number of calls that were sent after the last answer and missed their deadline, and the instant at which the
     /// first of them was sent.

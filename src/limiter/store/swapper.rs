@@ -11,7 +11,7 @@
 //! expected version, the second swap is made. If the current value has the version that the swap writes, the first
 //! swap was made. Otherwise the current value names its earlier versions. If the version that the swap writes is among
 //! them, the swap was made. If the expected version is among them and another version follows it, the swap was not
-//! made. If neither is among them, the result is unknown, and the requests fail as a timeout.
+//! made. If neither version is among them, the result is unknown, and the requests fail as a timeout.
 //!
 //! If a value names all versions since the key had no value, and neither of the two versions is
 //! among them, either the swap was not made or the value was removed since. A swap that only
@@ -136,8 +136,8 @@ type LateSwap<S> = (Vec<(Caller<Swapper<S>>, Result<StoreAnswer, StoreError>)>, 
 
 /// The result of a swap.
 enum SwapResult {
-    /// The swap was made. `is_away` is true if its time was too far away from the store's, and
-    /// false if an answer was lost.
+    /// The swap was made. `is_away` is true if the time of its decision was too far away from the
+    /// store's, and false if an answer was lost.
     Made { is_away: bool },
     /// Nothing was changed, and these are the current values.
     Conflict(Vec<Option<Value>>),
@@ -392,8 +392,8 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Makes the swaps of some parties in one call. Returns the parties that go on, and `alone` with the parties
-    /// added whose swap was skipped.
+    /// Makes the swaps of some parties in one call. Returns the parties that go on, and `alone` together with
+    /// the parties whose swap was skipped.
     async fn swap<'a>(
         self: &Arc<Self>,
         mut swaps: Vec<Swapping<'a, S>>,
@@ -530,8 +530,8 @@ impl<S: Store> Inner<S> {
         None
     }
 
-    /// Undoes changes that were made. Returns whether the changes were undone. They stay if another process has
-    /// written since.
+    /// Undoes changes that were made. Returns whether the changes were undone. The changes stay if another
+    /// process has written since.
     ///
     /// # Errors
     /// Returns an error if it is unknown whether the changes were undone. Then the requests must not be admitted,

@@ -64,7 +64,7 @@ pub(super) struct StoredState {
 pub(super) enum StateForm {
     Pair(Pair),
     Entries(Vec<(u64, u64)>),
-    /// The units that processes hold. They do not depend on the quota.
+    /// The units that processes hold. These units do not depend on the quota.
     Rows(KeyRows),
 }
 
@@ -232,7 +232,8 @@ impl Quotas {
         Some(written)
     }
 
-    /// Reads a value. If it was written under the quota `likely`, the quota's text is not parsed.
+    /// Reads a value. If the value was written under the quota `likely`, the quota's text is not
+    /// parsed.
     pub(super) fn read(&self, value: &Value, likely: Option<&Arc<Written>>) -> Result<(History, StoredState), Foreign> {
         if value.bytes.len() > STATE_MAX + TEXT_MAX + 2 * 16 * EARLIER {
             return Err(Foreign("it is too long"));

@@ -405,8 +405,8 @@ impl<'a> WorkingCopy<'a> {
 
     // Changes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the changes that write the decisions. They require that keys that were only read have
-    /// not changed.
+    /// Returns the changes that write the decisions. These changes require that keys that were only
+    /// read have not changed.
     pub(super) fn changes(&self, now: u64, mut version: impl FnMut() -> Version) -> Vec<Change> {
         let used = self.cells.iter().filter(|cell| cell.is_used);
         used.map(|cell| {

@@ -35,9 +35,9 @@ labelled! {
 /// A list of networks, addresses and other keys that are always allowed or always denied. The list
 /// can be changed while requests are served. Clones are the same list.
 ///
-/// The most specific network counts, so one address can be allowed in a network that is denied. A look-up costs one
-/// hash look-up for each prefix length in the list, for any number of networks. 100,000 networks take about 3 MB. Reads
-/// share a lock, which a change holds exclusively.
+/// The most specific network counts, so one address can be allowed in a network that is denied. Looking up an address
+/// costs one hash look-up for each prefix length in the list, whatever the number of networks is. 100,000 networks take
+/// about 3 MB. Reads share a lock, which a change holds exclusively.
 ///
 /// An IPv4 client behind a NAT64 (`64:ff9b::192.0.2.1`) is in the networks of both addresses.
 ///
@@ -46,7 +46,7 @@ labelled! {
 /// * An address that [`key::client_ip`](crate::key::client_ip) cannot determine is in no network,
 ///   not even in the proxy's network. If the list denies a network, it denies a client whose
 ///   forwarding header cannot be read, because the client may be in that network. A request without
-///   the header, such as a proxy's health check, is limited like any other.
+///   the header, such as a proxy's health check, is limited like any other request.
 /// * If the list denies a key, it denies a client that sends several values where
 ///   [`key::header`](crate::key::header) and the like expect one value.
 ///

@@ -219,7 +219,8 @@ impl Ticket {
         }
     }
 
-    /// Charges a request to the rules of any layer, and stores the charges in the ticket whatever its next step is.
+    /// Charges a request to the rules of any layer, and stores the charges in the ticket, whatever the request's
+    /// next step is.
     pub(crate) fn charge_and_store<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         match self.collect_and_look(layer, head) {
             Some(cause) => {

@@ -65,7 +65,8 @@ impl Ticket {
         };
     }
 
-    /// Returns whether every rule that applies to the request allows it, whatever its mode is.
+    /// Returns whether every rule that applies to the request allows it, whatever the rule's mode
+    /// is.
     #[inline]
     fn is_within_all(&self) -> bool {
         self.keyless.is_none() && self.charges.iter().all(|charged| charged.decision.is_allowed())

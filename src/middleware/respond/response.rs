@@ -31,7 +31,8 @@ impl Ticket {
         self.with_views(layer, false, |views| layer.responses.headers.due(views))
     }
 
-    /// Adds the headers and the outcome that the layer reports to the service's response.
+    /// Adds the layer's headers, and its outcome if the layer exposes it, to the service's
+    /// response.
     pub(crate) fn finish<L>(&self, layer: &Compiled<L>, response: &mut response::Parts) {
         self.add_headers(layer, &mut response.headers, response.status);
         if layer.settings.expose_outcome || self.kind.is_always_exposed() {

@@ -22,7 +22,7 @@ pub(crate) type Read<T> = Arc<dyn Fn(&Head<'_>) -> T + Send + Sync>;
 /// treatment of a request without a key.
 ///
 /// By default a rule applies to every request, each request costs 1, and a request without a key is
-/// refused. The name is in headers, in metrics, and part of the stored state.
+/// refused. The name appears in headers and metrics, and is part of the stored state.
 ///
 /// A layer accepts a [`Quota`] in place of a rule. The quota becomes a rule that is named after the
 /// quota's words: `100-per-minute`.
@@ -138,8 +138,9 @@ impl Rule {
     /// refusals and metrics distinguish them.
     ///
     /// If a quota is in a pair with the name `burst`, its policy is called `client-burst`. The policy
-    /// of a quota without a name is called after the quota's words, `client-10-per-second`. Give names
-    /// if clients, dashboards or alerts depend on them, because the words change with the quota.
+    /// of a quota without a name is called after the quota's words, `client-10-per-second`. Give the
+    /// quotas names if clients, dashboards or alerts depend on them, because the words change with the
+    /// quota.
     ///
     /// When a quota changes, its usage is kept. A quota with a name is recognised by its name, and a
     /// quota without a name by its place in the list. So append to a list without names, or give names
@@ -289,7 +290,7 @@ impl Rule {
     /// minute, and another customer has a quota from the database. `quota` reads the quota from the
     /// request's head, for example from the [extensions](field@Head::extensions) into which an outer
     /// layer put the customer. `quota` may return a `Quota` or an `Option`. The rule does not apply
-    /// to a request for which it returns `None`.
+    /// to a request for which `quota` returns `None`.
     ///
     /// When the quota of a key changes, its usage is kept, as with [plans](Self::plans):
     ///
@@ -372,7 +373,7 @@ impl Rule {
         self
     }
 
-    /// Sets the cost of a request, in units. If a unit is not a request, state it with
+    /// Sets the cost of a request, in units. If a unit is not a request, state the unit with
     /// [`unit`](Self::unit).
     ///
     /// * A request with a cost of 0 only looks: it passes and takes nothing, unless its key is
@@ -401,7 +402,7 @@ impl Rule {
         self
     }
 
-    /// States the unit of the rule's quotas, which is the meaning of a cost of 1. Clients see it in
+    /// States the unit of the rule's quotas, which is the meaning of a cost of 1. Clients see the unit in
     /// `RateLimit-Policy`, as `qu` of [`Headers::draft_11`](crate::Headers::draft_11), and in the details of gRPC
     /// refusals. The unit also chooses the headers of the policy in [`Headers::openai`](crate::Headers::openai),
     /// [`Headers::anthropic`](crate::Headers::anthropic) and [`Headers::for_unit`](crate::Headers::for_unit).
@@ -625,7 +626,8 @@ impl From<Quota> for Rule {
 }
 
 impl From<Policy> for Rule {
-    /// Returns a rule with this policy. Use it if you also ask the limiter about the policy.
+    /// Returns a rule with this policy. Use such a rule if you also ask the limiter about the
+    /// policy.
     fn from(policy: Policy) -> Self {
         Self::of(vec![policy])
     }

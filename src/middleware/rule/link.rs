@@ -56,7 +56,7 @@ impl Rule {
     ///   nothing is metered.
     ///
     /// [`Meters`](crate::limiter::Meters) reads and settles the meter, with the same name, quota and
-    /// limiter. A meter in memory is exact until the process ends, and part of
+    /// limiter. A meter in memory is exact until the process ends, and is part of
     /// [snapshots](crate::MemoryLimiter::snapshot). If you bill according to a meter, keep it in
     /// Redis, with a retention longer than the time between two readings.
     ///

@@ -167,8 +167,8 @@ impl<T> Overrides<T> {
         self.0.count.load(Ordering::Acquire) > 0
     }
 
-    /// Makes an override of a key, which begins now. It holds for the time `lasting` or, without a
-    /// time, until it is ended. Returns the override's identity.
+    /// Makes an override of a key, which begins now. The override holds for the time `lasting` or,
+    /// without a time, until it is ended. Returns the override's identity.
     ///
     /// # Errors
     /// Returns an error if there is no key, or if the table is full of overrides that have not ended.

@@ -14,8 +14,8 @@ impl Rule {
     ///   milliseconds, or up to 150 if they are smaller than 32 KiB. The burst matters only if
     ///   processes share the quota: each process sends at the pace until the burst is used up, and
     ///   then the processes share the pace. A [leaky queue](crate::Quota::leaky_queue) has no burst.
-    ///   Windows as long as the pace leave no room for bytes that come late, and slow downloads by a
-    ///   few percent. [`pace_after`](Self::pace_after) makes the beginning of a body fast.
+    ///   A window with the period of the pace leaves no room for late bytes, and slows downloads by
+    ///   a few percent. [`pace_after`](Self::pace_after) makes the beginning of a body fast.
     /// * If the rule has [several quotas](Self::all_of), the fastest quota is the pace. A body
     ///   waits when another quota of the rule is used up.
     /// * Downloads of a key take turns, in the order in which they wait, with equal pieces.
@@ -57,8 +57,8 @@ impl Rule {
     }
 
     /// Paces the bodies of requests, as [`pace_responses`](Self::pace_responses) paces the bodies
-    /// of responses: they are read no faster. With both methods, a key's uploads and downloads
-    /// share one pace.
+    /// of responses: the bodies are read no faster than the pace. With both methods, a key's
+    /// uploads and downloads share one pace.
     ///
     /// The client notices the pace through the flow control of TCP or HTTP/2. The request's body
     /// has to be the body of axum or tonic (with these features), or an

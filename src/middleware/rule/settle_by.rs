@@ -9,8 +9,8 @@ use super::definition::Rule;
 use super::settlement::OnAborted;
 
 impl Rule {
-    /// Keeps the charge of a request only if `predicate` holds for its response, and refunds it
-    /// otherwise. For example, only failed logins count.
+    /// Keeps the charge of a request only if `predicate` holds for its response, and otherwise
+    /// refunds the charge. For example, only failed logins count.
     ///
     /// * The charge is taken before the service is called. So requests that run at the same time
     ///   cannot slip through while their outcome is unknown: with a quota of 5, at most 5 of them
@@ -24,7 +24,7 @@ impl Rule {
     /// * If the request was counted by a [meter](Self::overage), the meter is refunded.
     /// * The predicate sees the response's head: status, headers, extensions. In a gRPC response
     ///   `grpc-status` is in the head only if the call failed before its first message. Otherwise
-    ///   it follows the body, and the predicate does not see it.
+    ///   `grpc-status` follows the body, and the predicate does not see it.
     /// * If this method is called several times, or together with
     ///   [`refund_when`](Self::refund_when), the charge is kept only if all predicates keep it.
     ///
@@ -75,9 +75,9 @@ impl Rule {
     ///   `usage.set(0)` for a request that turned out to be free.
     /// * Reserve the usual or the largest cost. Requests that run at the same time do not see a
     ///   cost beyond the reservation.
-    /// * A response to `HEAD` ends with its head and is not aborted. It costs the units that were
-    ///   reported until then. So do not serve `HEAD` with a handler that reports its cost while it
-    ///   sends the body.
+    /// * A response to `HEAD` ends with its head and is not aborted. The request then costs the
+    ///   units that were reported until the head. So do not serve `HEAD` with a handler that
+    ///   reports its cost while it sends the body.
     /// * If the response switches protocols, for example to a WebSocket, its body ends at once.
     ///   Later reports have no effect.
     ///

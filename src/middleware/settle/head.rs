@@ -28,7 +28,7 @@ impl<L: Limiter> OpenTicket<L> {
     /// request's method and extensions.
     ///
     /// If the layer has a rule that is settled by usage, the request gets a [`Usage`] even if nothing was charged, so
-    /// that handlers can rely on it.
+    /// that handlers can rely on the `Usage`.
     pub(crate) fn open(&mut self, method: Method, extensions: &mut Extensions) {
         let layer = &*self.layer;
         self.response.method = method;
@@ -77,8 +77,8 @@ impl<L: Limiter> OpenTicket<L> {
         self.open = open;
     }
 
-    /// Settles what the response's head decides. Afterwards only the charges that depend on the end of the body are
-    /// open.
+    /// Settles the charges that the response's head decides. Afterwards only the charges that depend on the end of
+    /// the body are open.
     ///
     /// Open charges stay open while the application's closures run, because these closures may
     /// panic.

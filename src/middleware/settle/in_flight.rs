@@ -14,7 +14,7 @@ use crate::limiter::{AnyPlaces, Place, shared_place};
 /// requests then takes an `Option<InFlight>`.
 ///
 /// The handle itself holds nothing. A request's units are returned when the body of its response has ended or was
-/// dropped. A handler whose work goes on after that takes a [`Place`], and moves it into that work:
+/// dropped. A handler whose work goes on after that takes a [`Place`], and moves the place into that work:
 ///
 /// ```
 /// use http::StatusCode;

@@ -2,8 +2,8 @@
 //! refuses.
 //!
 //! A layer that refunds puts a [`NestedToken`] into the extensions of each request that it passes on. An inner layer
-//! that refuses the request for its rate spends the token. Only a refusal looks for a token, so layers that do not
-//! refund cost a passing request nothing.
+//! that refuses the request because of its rate spends the token. Only a refusal looks for a token, so layers that
+//! do not refund cost a passing request nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -7,8 +7,8 @@
 //! ([`load_window`]).
 //!
 //! An idle lane sends at once, so a request waits for no timer. A flight is a task of the limiter's runtime. As long
-//! as no other request waits, its caller may drive it instead ([`caller_flight`]). So no request depends on another
-//! caller's future being polled.
+//! as no other request waits, the caller of a request may drive its flight instead ([`caller_flight`]). So no
+//! request depends on another caller's future being polled.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -62,7 +62,8 @@ struct Lanes<F: RemoteStore> {
     runtime: Handle,
 }
 
-/// The requests of one server, or of one slot of a cluster. They share flights and their limits.
+/// The requests of one server, or of one slot of a cluster. These requests share flights, and the
+/// limits of flights.
 struct Lane<F: RemoteStore> {
     queue: F::Queue,
     window: LoadWindow,
@@ -71,7 +72,7 @@ struct Lane<F: RemoteStore> {
     /// not report it.
     clock: Option<StoreClock>,
     flights: usize,
-    /// The units in flight, as the window counts them.
+    /// The number of units in flight, counted in the same way as in `window`.
     units: u64,
     /// True if a flight has begun but has taken no request yet.
     is_starting: bool,
@@ -198,7 +199,7 @@ impl<F: RemoteStore> Lanes<F> {
         lock(&self.lanes[index])
     }
 
-    /// Adds a request, and begins a flight if one may begin.
+    /// Adds a request, and begins a flight if the lane may begin one.
     ///
     /// # Errors
     /// Returns an error if the request is not sent, because its answer would come too late.

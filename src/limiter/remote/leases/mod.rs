@@ -2,8 +2,8 @@
 //!
 //! The process takes leased units from the quota before it uses them, so the total is never exceeded. Only the time
 //! of their use moves, because units that were leased earlier may be used now. So `n` processes with leases of at
-//! most `m` units admit in any interval at most the quota's bound and `n·m`. Other processes are denied the units
-//! that one process holds: at most `m`, for [`HELD`].
+//! most `m` units admit in any interval at most the quota's bound plus `n·m`. Other processes cannot take the units
+//! that one process holds: at most `m` units, for [`HELD`].
 //!
 //! A key is leased as soon as its requests take [`HOT`] units in one [`SPAN`]. A lease has the
 //! units of [`WORTH`] spans at the key's present rate, but at most 1/[`PART`] of the remaining
@@ -37,7 +37,7 @@ const HOT: u64 = 8;
 /// The number of spans for which a lease should last.
 const WORTH: u64 = 2;
 
-/// The time for which a lease is held. Its remaining units are then refunded.
+/// The time for which a lease is held. The lease's remaining units are then refunded.
 pub(crate) const HELD: Duration = Duration::from_millis(100);
 
 /// One lease takes at most this part of the remaining units: 1/`PART`.

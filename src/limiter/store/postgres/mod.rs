@@ -54,9 +54,9 @@
 //! While a transaction is open anywhere in the server, such as a long report or a dump, PostgreSQL
 //! keeps the old versions of all rows that the transaction could still see. Then the row of a key
 //! that is charged often collects old versions, and each check has to skip them. After a
-//! transaction had been open for 100 s and 22,000 checks of one key, a check took five times as
-//! much of the server's processor time. After the transaction's end, a check took 1.2 times as
-//! much, and the space is used again. If reports run for hours, use a standby for them.
+//! transaction had been open for 100 s, and 22,000 checks of one key had been made, a check took
+//! five times as much of the server's processor time. After the transaction's end, a check took 1.2
+//! times as much, and the space is used again. If reports run for hours, use a standby for them.
 //!
 //! # Many processes and one key
 //!
@@ -64,10 +64,11 @@
 //! a second, even if the server is slow. Processes compete for a key. The process that loses
 //! decides again at once, on the current value. A process that won after several losses lets the
 //! other processes go first, for up to 8 ms. A check that cannot win the key by its deadline fails
-//! as [`Contended`](crate::limiter::StoreErrorKind::Contended). Eight processes of four tasks each,
-//! that charged one key without a pause on two busy processors, lost 4 % of 160,000 checks to the
-//! deadline of 50 ms, and 0.1 % to others; with 32 limiters it was a third. So give such a key a
-//! longer deadline: with 200 ms it is 3 %.
+//! as [`Contended`](crate::limiter::StoreErrorKind::Contended). In a measurement, eight processes
+//! of four tasks each charged one key without a pause on two busy processors. Of 160,000 checks, 4
+//! % had no answer by the deadline of 50 ms, and 0.1 % lost the key to other processes. With 32
+//! limiters, a third had no answer by the deadline. So give such a key a longer deadline: with 200
+//! ms it is 3 %.
 //!
 //! # Connections
 //!

@@ -31,8 +31,8 @@ impl Statement {
         Self { sql: Arc::clone(sql), parameters: parameters.into() }
     }
 
-    /// Runs the statement in one round trip. It is not prepared, so it works behind a PgBouncer that pools
-    /// transactions.
+    /// Runs the statement in one round trip. The statement is not prepared, so it works behind a PgBouncer
+    /// that pools transactions.
     ///
     /// # Errors
     /// Returns the error of the server or of the connection.

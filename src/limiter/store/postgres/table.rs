@@ -7,9 +7,9 @@
 //!   factor leaves room.
 //! * Keys are compared byte by byte (`COLLATE "C"`). So each server locks the rows of a set in the same order, and no
 //!   two sets wait for each other.
-//! * A set is one statement. It locks the rows before it compares them, and writes all changes or none. The statement
-//!   does not see a row that another transaction inserts after the statement began. Inserting that row again fails as
-//!   a unique violation, which undoes the whole statement.
+//! * A set is one statement. The statement locks the rows before it compares them, and writes all changes or none.
+//!   The statement does not see a row that another transaction inserts after the statement began. Inserting that row
+//!   again fails as a unique violation, which undoes the whole statement.
 //! * Several swaps share one statement, which is one transaction and waits once for the disk. The statement skips rows
 //!   that another transaction has locked, so other keys do not wait for such a row, and two processes never wait for
 //!   each other's rows. A skipped row looks like a missing row, so the statement looks for missing rows once more

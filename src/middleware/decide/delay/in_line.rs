@@ -9,9 +9,9 @@
 //! layer only looks at an enforced block, and peeks at a set with a quota that counts denied requests before it takes
 //! the set. The last time, the layer asks the limiter for all charges.
 //!
-//! A message may also wait for units that become free with time. It waits for them in a line of the layer, and asks
-//! again at the instant that the limiter named. The message asks only when no earlier message waits for units of one of
-//! its charges. If the line of such a charge is full, the message is refused.
+//! A message may also wait for units that become free with time. The message waits for these units in a line of the
+//! layer, and asks again at the instant that the limiter named. The message asks only when no earlier message waits for
+//! units of one of its charges. If the line of such a charge is full, the message is refused.
 //!
 //! A request asks again under the quotas that are in force then.
 //!
@@ -219,7 +219,7 @@ impl<B, L: Limiter> InLine<B, L> {
         in_line
     }
 
-    /// Is ready when it is decided whether the request passes.
+    /// Returns `Ready` when the request is decided.
     pub(crate) fn poll_decision(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             match &mut self.state {

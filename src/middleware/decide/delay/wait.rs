@@ -25,8 +25,8 @@ use crate::policy::Policy;
 
 impl Ticket {
     /// Returns a place in the waiting room if the request has to wait. If the maximum number of requests wait already,
-    /// there is no place, and the request is refused. The units that it took are refunded, and its queue is reported as
-    /// over its limit until the request would have departed.
+    /// there is no place, and the request is refused. The units that the request took are refunded, and its queue is
+    /// reported as over its limit until the request would have departed.
     #[inline]
     pub(crate) fn place_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<Counted> {
         let delays = layer.delays.as_ref()?;
@@ -114,8 +114,8 @@ fn refund_slots<L: Limiter>(layer: &Compiled<L>, charged: &Charged, slots: Vec<R
 /// A request that waits for its departures. It has several departures if several of its policies
 /// are queues.
 ///
-/// If it is dropped before it departs, it leaves its lines, its charges are refunded, and the observer sees the outcome
-/// [`Abandoned`](crate::outcome::OutcomeKind::Abandoned).
+/// If the request is dropped before it departs, it leaves its lines, its charges are refunded, and the observer sees
+/// the outcome [`Abandoned`](crate::outcome::OutcomeKind::Abandoned).
 pub(crate) struct Delayed<S, B, L: Limiter> {
     pub(crate) service: S,
     pub(crate) layer: Arc<Compiled<L>>,
@@ -181,7 +181,7 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
         Box::new(Self { service, layer, held, turns: DepartureTurns::default(), counted: None, reported: None })
     }
 
-    /// Is ready when all departures have come.
+    /// Returns `Ready` when all departures have come.
     pub(crate) fn poll_departure(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let (Some(Counted(delays)), Some((_, held))) = (&self.counted, &mut self.held) else { return Poll::Ready(()) };
         ready!(self.turns.poll(&delays.lines, &*delays.timer, |at, receipt| held.put_receipt(at, receipt), cx));
