@@ -15,8 +15,8 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///
 /// `.await` returns the answer in both cases. If a reply is dropped, the limiter may have done
 /// nothing, because a limiter may do its work only when the reply's future is polled. Only
-/// [`refund`](crate::limiter::Limiter::refund) and [`settle`](crate::limiter::Limiter::settle)
-/// promise more.
+/// [`refund`](crate::limiter::Limiter::refund) and [`settle`](crate::limiter::Limiter::settle) take
+/// effect even if their reply is dropped without a poll.
 ///
 /// ```
 /// use tower_ratelimit::{limiter::Limiter, Key, MemoryLimiter, Policy, Quota};
@@ -43,7 +43,7 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub enum Reply<T, E, F> {
     /// The answer is known.
     Now(Result<T, E>),
-    /// The answer comes with this future.
+    /// This future returns the answer.
     Later(F),
 }
 

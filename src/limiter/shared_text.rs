@@ -16,7 +16,7 @@ use crate::limiter::reply::BoxFuture;
 /// * The text stays until it is replaced, for ten years at least.
 /// * The text has at most a megabyte.
 /// * A swap that returns an error may have been made, and may even be made later. A caller may drop
-///   a future.
+///   a future before it is ready.
 pub trait SharedText: Send + Sync {
     /// Returns the text, unless `known` is its version. `None` is the version of a missing text.
     ///

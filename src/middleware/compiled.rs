@@ -325,14 +325,14 @@ impl<L> Compiled<L> {
         (latest.version != self.version).then_some(latest)
     }
 
-    /// Returns the policy for settling the charges of `charged`. It is `charged` itself, unless a larger quota has
-    /// replaced its quota. The smaller quota would take no charge if it had no room for the units that were used
-    /// since.
+    /// Returns the policy for settling the charges of `charged`. The policy is `charged` itself, unless a larger
+    /// quota has replaced its quota. The smaller quota would take no charge if it had no room for the units that
+    /// were used since.
     pub(super) fn policy_now(&self, charged: &Policy) -> Policy {
         self.largest_now(charged, |_| true)
     }
 
-    /// Returns the policy for refunding the charges of `charged`. It is the policy of
+    /// Returns the policy for refunding the charges of `charged`. The result is the policy of
     /// [`policy_now`](Self::policy_now), but only if the receipt means the same under both quotas. For example, a
     /// window cannot use the instant of a bucket.
     pub(super) fn policy_of_refunds(&self, charged: &Policy) -> Policy {

@@ -1,4 +1,4 @@
-//! Explaining what a layer would do with a request.
+//! Explains what a layer would do with a request.
 
 use super::layer::RateLimitLayer;
 use super::ticket::Ticket;

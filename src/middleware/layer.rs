@@ -142,9 +142,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// The names of a layer's policies are unique. If a policy's name is already used in this layer, the policy
     /// gets a number: of two policies named `api`, the second is `api-2` in headers, metrics and stored keys. So
-    /// the same quota by address and by user gives two allowances, and never one by accident. If you chose the
-    /// name, [`check`](Self::check) [warns](crate::observe::SetupWarningKind::NameTaken), because the rules
-    /// would swap their names if their order changed.
+    /// the same quota by address and by user gives two allowances, and never one allowance by accident. If you
+    /// chose the name, [`check`](Self::check) [warns](crate::observe::SetupWarningKind::NameTaken), because the
+    /// rules would swap their names if their order changed.
     pub fn and<E, K>(self, rule: impl IntoRule, extract: E) -> Self
     where
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
@@ -217,13 +217,13 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * The layers find each other through the extensions of the request, so an inner layer may run in another
     ///   task. The charge is kept if middleware between the layers replaces the extensions.
     /// * If middleware between the layers copies the request, for example to retry it, the charge is refunded only if
-    ///   a limit refused each copy. This also applies to a handler that calls another limited service with a copy of
-    ///   the extensions.
+    ///   a limit refused each copy. The same condition applies to a handler that calls another limited service with a
+    ///   copy of the extensions.
     /// * The refund is made when the response arrives, even if middleware between the layers changed the response. If
     ///   the response's future is dropped after the refusal, or the service panics, the refund is made then.
-    /// * The headers report the units that remain after the refund. If the limiter answers at once, the layer asks it
-    ///   again; otherwise the layer calculates the remaining units. A refund to a leaky queue has no effect while
-    ///   another request is queued behind it.
+    /// * The headers report the units that remain after the refund. If the limiter answers at once, the layer asks
+    ///   the limiter again; otherwise the layer calculates the remaining units. A refund to a leaky queue has no
+    ///   effect while another request is queued behind it.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -330,8 +330,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// * The request carries its [`Outcome`](crate::outcome::Outcome), of the kind
     ///   [`Overflowed`](crate::outcome::OutcomeKind::Overflowed).
-    /// * The overflow's response gets the headers of a refusal, with `Retry-After`. It also gets `Cache-Control:
-    ///   no-store`, unless the overflow's service has set `Cache-Control`.
+    /// * The overflow's response gets the headers of a refusal, with `Retry-After`. The response also gets
+    ///   `Cache-Control: no-store`, unless the overflow's service has set `Cache-Control`.
     /// * The overflow's errors are returned unchanged, like the errors of the inner service.
     /// * The overflow does not affect the readiness of the layer's service. When a request needs the overflow, the
     ///   layer polls a clone of it once. If the clone is not ready, the request is refused. So a concurrency limit
@@ -372,9 +372,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   `max_time` counts from the decision about the request.
     /// * The layer answers at once if the request has no body. The layer also answers at once if
     ///   the request has the header `Expect`, because the client then sends no body before the
-    ///   server asks for it. It also answers a gRPC call over HTTP/2 at once, because the client
-    ///   reads the status while it sends. If `max_bytes` or `max_time` is 0, the layer answers
-    ///   every request at once.
+    ///   server asks for it. The layer also answers a gRPC call over HTTP/2 at once, because the
+    ///   client reads the status while it sends. If `max_bytes` or `max_time` is 0, the layer
+    ///   answers every request at once.
     /// * The bytes are dropped at once, so memory stays flat. A refused request takes as much bandwidth as `max_bytes`
     ///   allows. For up to `max_time` the request holds its connection, and its units of limits *outside* of this
     ///   layer. The request holds no unit of this layer's rules and no inner service.
@@ -475,8 +475,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 
 /// # Waiting
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Allows requests to wait, with a timer such as `TokioTimer` (feature `tokio`). They wait for the departure that
-    /// a [leaky queue](crate::Quota::leaky_queue) gives them, or in line for units of a [concurrency
+    /// Allows requests to wait, with a timer such as `TokioTimer` (feature `tokio`). Requests wait for the departure
+    /// that a [leaky queue](crate::Quota::leaky_queue) gives them, or in line for units of a [concurrency
     /// limit](crate::Quota::concurrent) with a [wait](crate::Quota::max_wait). Without a timer, requests that a queue
     /// has admitted pass at once, so only the length of the queue is bounded, and requests over a concurrency limit
     /// are refused at once.
@@ -508,9 +508,10 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   cost behind it in this layer move up by one. The last departure time of the line returns to the limiter. If
     ///   many requests are dropped at once, on any number of threads, the departure times of all of them return, the
     ///   last time first.
-    /// * If another request is queued behind a departure time, that time stays unused, and the spacing is kept. Such
-    ///   a request comes from another layer or process, or the limiter has admitted it but it is not in its line
-    ///   yet. If that request is dropped as well, and was admitted by the same limiter, both departure times return.
+    /// * If another request is queued behind a departure time, that time stays unused, and the spacing is kept. The
+    ///   other request comes from another layer or process, or the limiter has admitted it but it is not in its line
+    ///   yet. If the other request is dropped as well, and was admitted by the same limiter, both departure times
+    ///   return.
     /// * If the process stalls, requests whose departure times have passed depart together.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
@@ -538,10 +539,10 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// Each waiting request holds its head, its body and its connection, and a client with many keys has a queue for
     /// each key. When the maximum number of requests wait, a request that would have to wait is refused as over the
-    /// limit. It is not charged, its outcome is [`Limited`](crate::observe::OutcomeKind::Limited), and `Retry-After`
-    /// is the time until it would have departed from its queue. A request that does not have to wait passes. With 0 no
-    /// request waits. Without a [timer](Self::delay) the setting has no effect, because no request waits, and
-    /// [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoEffect).
+    /// limit. The refused request is not charged, its outcome is [`Limited`](crate::observe::OutcomeKind::Limited),
+    /// and `Retry-After` is the time until it would have departed from its queue. A request that does not have to wait
+    /// passes. With 0 no request waits. Without a [timer](Self::delay) the setting has no effect, because no request
+    /// waits, and [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoEffect).
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.change(|settings| settings.max_waiting = Some(max_waiting))
     }
@@ -565,9 +566,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// requests.
     ///
     /// Messages of one key wait in one line, whichever connection they come from, and pass in the order in which they
-    /// came. A message that would have to wait for longer is refused at once. A message is also refused at once if its
-    /// line is full. A [block](crate::Rule::block) counts a message that waits only if it is refused in the end. The
-    /// bounds are [`max_waiting`](Self::max_waiting) and [`max_in_line`](Self::max_in_line). Without a
+    /// came. A message that would have to wait for longer than `max` is refused at once. A message is also refused at
+    /// once if its line is full. A [block](crate::Rule::block) counts a message that waits only if it is refused in
+    /// the end. The bounds are [`max_waiting`](Self::max_waiting) and [`max_in_line`](Self::max_in_line). Without a
     /// [timer](Self::delay) no message waits, and [`check`](Self::check) returns a
     /// [warning](crate::observe::SetupWarningKind::NoTimer).
     pub fn max_message_wait(self, max: Duration) -> Self {
@@ -695,7 +696,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// ```
     ///
     /// # Errors
-    /// Returns the first warning. Its text says how to fix the problem.
+    /// Returns the first warning. The warning's text says how to fix the problem.
     pub fn check(&self) -> Result<(), SetupWarning> {
         let compiled = self.compiled();
         compiled.look_at_setup();
@@ -713,9 +714,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         Arc::clone(&self.compiled().policies)
     }
 
-    /// Returns the block of this name, with which you close and open keys and count strikes by hand. It is the block
-    /// of a [`Rule::block`](crate::Rule::block), or of a rule whose quota is a [block](crate::Quota::block). Returns
-    /// `None` if the layer has no block of this name.
+    /// Returns the block of this name, with which you close and open keys and count strikes by hand. The block
+    /// belongs to a [`Rule::block`](crate::Rule::block), or to a rule whose quota is a [block](crate::Quota::block).
+    /// Returns `None` if the layer has no block of this name.
     ///
     /// The name is the one that the block has in [this layer](Self::and). If a file of rules changes the block's
     /// quota, call this method again.
@@ -742,8 +743,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.by_hand(name, Blocks::new)
     }
 
-    /// Returns the meter of this name, which you can read and settle. It is the meter of a
-    /// [`Rule::overage`](crate::Rule::overage), or of a rule whose quota is a [meter](crate::Quota::meter). Returns
+    /// Returns the meter of this name, which you can read and settle. The meter belongs to a
+    /// [`Rule::overage`](crate::Rule::overage), or to a rule whose quota is a [meter](crate::Quota::meter). Returns
     /// `None` if the layer has no meter of this name.
     #[must_use]
     pub fn meters(&self, name: &str) -> Option<Meters<Arc<L>>> {
@@ -787,8 +788,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Forgets the units that a key has used under each of the layer's [policies](Self::policies), and opens the key's
-    /// blocks. It also forgets the key's meters, so bill them first. To open a block but keep the used units, use
-    /// [`blocks`](Self::blocks).
+    /// blocks. This method also forgets the key's meters, so bill the meters first. To open a block but keep the used
+    /// units, use [`blocks`](Self::blocks).
     ///
     /// The key is reset under every policy, independently of the extractor of its rule. So [`Key::global`] resets the
     /// allowances that all clients share. To reset one policy only, use [`Limiter::reset`].

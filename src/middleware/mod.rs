@@ -11,9 +11,9 @@
 //! # Where to put the layer
 //!
 //! * **CORS outside of the layer.** Without `Access-Control-Allow-Origin`, a browser hides refusals
-//!   from scripts. It also hides the rate limit headers, unless CORS exposes them by name. A CORS
-//!   layer outside also answers preflight requests before they are charged. If the CORS layer must
-//!   be inside, see [`exempt_preflight`](crate::RateLimitLayer::exempt_preflight).
+//!   from scripts. The browser also hides the rate limit headers, unless CORS exposes them by name.
+//!   A CORS layer outside also answers preflight requests before they are charged. If the CORS
+//!   layer must be inside, see [`exempt_preflight`](crate::RateLimitLayer::exempt_preflight).
 //! * **Tracing outside of the layer,** so that refusals are logged.
 //! * **Compression and body limits on either side.** A rate-limited service keeps the response body
 //!   type of the service inside. If middleware inside of the layer changes that type, as compression
@@ -21,9 +21,9 @@
 //!   [`wrap_body`](crate::RateLimitLayer::wrap_body). See [`ResponseBody`].
 //! * **Optionally** with `tower::util::option_layer`: the response has the same type with the layer
 //!   and without it.
-//! * **Authentication outside of the layer** if the key is a user's. Otherwise the key is whatever
-//!   the client claims. An expensive check, such as a password, also needs a limit by address
-//!   outside of the check.
+//! * **Authentication outside of the layer** if the key is a user's. Without authentication, the
+//!   key is whatever the client claims. An expensive check, such as a password, also needs a limit
+//!   by address outside of the check.
 //! * **In axum,** `Router::layer` covers the routes that the router has so far, and unknown paths;
 //!   `route_layer` covers only known paths. Routes that are added afterwards are not limited, so add the
 //!   layer last. If `Router::layer` is called several times, the last call adds the outermost layer; in a

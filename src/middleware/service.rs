@@ -24,8 +24,8 @@ use crate::limiter::memory::limiter::MemoryLimiter;
 ///
 /// This type is a `Service` if the response body of the inner service is a [`ResponseBody`]. Axum's
 /// body (feature `axum`) and tonic's body (feature `tonic`) are such bodies. For every other body,
-/// end the layer with [`.wrap_body()`](crate::RateLimitLayer::wrap_body). That is also the fix if
-/// the compiler finds no method `call`, `ready` or `oneshot`.
+/// end the layer with [`.wrap_body()`](crate::RateLimitLayer::wrap_body). The method `wrap_body` is
+/// also the fix if the compiler finds no method `call`, `ready` or `oneshot`.
 ///
 /// The request's body may be any [`http_body::Body`](Body), because the layer [discards the
 /// rest](crate::RateLimitLayer::discard_body) of refused requests. For a test, `String` is a body,

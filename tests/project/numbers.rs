@@ -54,7 +54,7 @@ const PROMISES: &[Promise] = &[
     ),
     (
         "src/limiter/remote/permits.rs::CORRECTIONS_MIN",
-        &["The maximum number of waiting refunds is the same, but at least {}."],
+        &["The maximum number of waiting refunds is the same number, but at least {}."],
     ),
     ("src/limiter/remote/options.rs::DENIALS", &["at about 200 bytes each: from {_} to {_}, and {} by default."]),
     ("src/limiter/remote/denial_cache.rs::DENIALS_MAX", &["at about 200 bytes each: from {_} to {}, and"]),

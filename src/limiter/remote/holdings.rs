@@ -360,7 +360,8 @@ fn tidy(part: &mut HashMap<Bytes, Holding, Hasher>, key: &Bytes) {
     }
 }
 
-/// A take that is under way. If it was sent, and is dropped before its answer is recorded, its outcome is unknown.
+/// A take that is under way. If a take was sent, and is dropped before its answer is recorded, its outcome is
+/// unknown.
 pub(crate) struct Bid {
     holdings: Arc<Holdings>,
     key: HeldKey,

@@ -140,8 +140,8 @@ macro_rules! shared_options {
 
             /// Sets how many checks may wait for an answer at a time: at least 1, and 8,192 by default. A further check
             /// fails at once as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded). The maximum number of
-            /// waiting refunds is the same, but at least 64. A further refund is not sent: its units return as they
-            /// drain.
+            /// waiting refunds is the same number, but at least 64. A further refund is not sent: its units return as
+            /// they drain.
             pub fn max_in_flight(mut self, checks: usize) -> Self {
                 self.shared.max_in_flight = checks;
                 self

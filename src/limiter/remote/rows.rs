@@ -66,7 +66,7 @@ struct Met {
     units: u64,
     /// The units that all other processes hold.
     others: u64,
-    /// True if the claim differs from the row. Then the row is written even if nothing is taken.
+    /// True if the claim differs from the row. The row is then written even if no units are taken.
     is_moved: bool,
 }
 

@@ -24,8 +24,8 @@ pub(crate) struct Pending {
     /// The data with which the charge's denial is remembered, or `None` if the denial must not be
     /// remembered.
     pub(crate) watch: Option<Watch>,
-    /// The decision about the charge. It is `None` until the store has answered, unless a lease
-    /// granted the charge.
+    /// The decision about the charge. The decision is `None` until the store has answered, unless a
+    /// lease granted the charge.
     pub(crate) decision: Option<ChargeDecision>,
     /// The take of a concurrency limit's units, until the answer to the take is recorded.
     pub(crate) bid: Option<Box<Bid>>,

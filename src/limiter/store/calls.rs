@@ -1,8 +1,9 @@
 //! The calls to a store: waits for answers, also for late ones, and notices when the store is dead and when it
 //! answers again.
 //!
-//! A call without an answer is never sent again after a timeout. Otherwise the store would do the same work
-//! twice, while it already has too much work. Even a late answer shows that the store is not dead.
+//! A call without an answer is never sent again after a timeout. If the call were sent again, the store
+//! would do the same work twice, while it already has too much work. Even a late answer shows that the
+//! store is not dead.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -174,8 +175,8 @@ impl<S: Store> Drop for StoreCalls<S> {
     }
 }
 
-/// Returns whether the call was cut off. Then no answer will come, and it is unknown whether the store did the
-/// work.
+/// Returns whether the call was cut off. After a cut, no answer will come, and it is unknown whether the store
+/// did the work.
 pub(super) fn is_cut(error: &StoreError) -> bool {
     error.kind() == StoreErrorKind::Unavailable
 }

@@ -5,7 +5,8 @@ use crate::event::StoreErrorKind;
 use crate::limiter::remote::{RemoteError, Unanswered};
 
 kind_and_message! {
-    /// The reason why a store, or the limiter over it, did not decide. [`kind`](Self::kind) says what to do about it.
+    /// The reason why a store, or the limiter over it, did not decide. [`kind`](Self::kind) says what to do about the
+    /// error.
     ///
     /// A store returns an error of one of these kinds:
     ///

@@ -21,8 +21,9 @@ const VALUE_BYTES: usize = 2_048;
 /// and in `order`.
 const ENTRY_BYTES: usize = 208;
 
-/// The last values of some keys. If they have too many bytes, the oldest values are removed. If a key's value is
-/// missing here or out of date, a check of the key costs one more round trip, and is otherwise the same.
+/// The last values of some keys. If the values have too many bytes, the oldest values are removed. If a key's
+/// value is missing here or out of date, a check of the key costs one more round trip, and is otherwise the
+/// same.
 pub(super) struct KnownValues(Box<[Mutex<Shard>]>);
 
 #[derive(Default)]

@@ -37,15 +37,16 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// windows whose state can be larger than 16 kB.
 ///
 /// The value of a [concurrency limit](Quota::concurrent) has a row for each process. A process
-/// renews its rows. It also returns units with a separate swap, after the response. At most 256
+/// renews its rows. The process returns units with a separate swap, after the response. At most 256
 /// processes can hold units of one key, and at most 128 can have requests in line for them. So
 /// prefer Redis for keys that many processes use at once.
 ///
-/// The limiter decides at the store's time. This process knows that time only to within a round
-/// trip. If the store's clock steps, the decisions under way can be off by 100 milliseconds plus a
-/// round trip. A decision that is off by more is made again, unless another process has written its
-/// keys since, or an answer was lost. If the store reports no time, the limiter decides at the
-/// process's own time. Then a process whose clock is ahead by a second refills a second early.
+/// The limiter decides at the store's time. This process knows the store's time only to within a
+/// round trip. If the store's clock steps, the decisions under way can be off by 100 milliseconds
+/// plus a round trip. A decision that is off by more is made again, unless another process has
+/// written its keys since, or an answer was lost. If the store reports no time, the limiter decides
+/// at the process's own time. In that case, a process whose clock is ahead by a second refills a
+/// second early.
 ///
 /// A call is sent again only if its connection was cut, and never after a timeout. So the
 /// [deadline] has to be longer than two round trips, and longer still if other processes write the
@@ -103,8 +104,8 @@ impl<S: Store> StoreLimiter<S> {
     /// Closes the limiter, and returns the units of [concurrency limits](Quota::concurrent) that this process
     /// holds. Later checks fail.
     ///
-    /// A task of the limiter's runtime returns the units. It takes at most a check's [deadline] for
-    /// each 64 keys. If the runtime ends before the task, the units [lapse].
+    /// A task of the limiter's runtime returns the units. The task takes at most a check's
+    /// [deadline] for each 64 keys. If the runtime ends before the task, the units [lapse].
     ///
     /// [deadline]: crate::limiter::store::StoreLimiterBuilder::deadline
     /// [lapse]: crate::limiter::store::StoreLimiterBuilder::places_lapse_after

@@ -81,8 +81,8 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **Cancel safety.** A dropped future may have made its swap or not, but never a part of it.
 /// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap as `swap` would make it
 ///   alone. By default, `swap_each` calls `swap` for each swap. Implement it if one call costs the store less than
-///   many calls, for example because each transaction waits for a disk. Then return the number of swaps that a call
-///   takes from [`max_swaps`](Self::max_swaps).
+///   many calls, for example because each transaction waits for a disk. In that case, [`max_swaps`](Self::max_swaps)
+///   has to return the number of swaps that a call may have.
 /// * **No waiting for each other.** The limiter may stop polling a future that has begun for a while.
 ///   Meanwhile no other call may wait for that future. So a store holds no lock across an `await`, and has a
 ///   connection for each call, or one connection that all calls share.
@@ -139,8 +139,8 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// ```
 ///
 /// If your store can compare only its own revisions, as etcd does, keep the version in a separate
-/// key, and compare that key's value in the same transaction. Otherwise each swap has to read the
-/// revision first, and costs a round trip more.
+/// key, and compare that key's value in the same transaction. If the version is not in a separate
+/// key, each swap has to read the revision first, and costs a round trip more.
 pub trait Store: Send + Sync + 'static {
     /// Returns the value of each key, in order.
     ///
@@ -287,9 +287,9 @@ impl Loaded {
     /// Adds the store's time, which then is the limiter's time. Without the store's time, the limiter uses the clock
     /// of its process.
     ///
-    /// Either each answer of a store has a time, or none has. All times are readings of one clock. They should be exact
-    /// to some milliseconds, because an error of the time is an error of the decisions. If a time is off by more than
-    /// 100 milliseconds, a check can take two more swaps.
+    /// Either each answer of a store has a time, or none has. All times are readings of one clock. The times should be
+    /// exact to some milliseconds, because an error of the time is an error of the decisions. If a time is off by more
+    /// than 100 milliseconds, a check can take two more swaps.
     #[must_use]
     pub fn at(self, now: Timestamp) -> Self {
         Self { now: Some(now), ..self }

@@ -41,7 +41,7 @@ struct KnownTime {
 /// An answer's effect on the known time of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimeUpdate {
-    /// The answer is the first one that reports a time.
+    /// The answer is the first answer that reports a time.
     First,
     /// The decision was made at a time near the store's time.
     Near,

@@ -7,9 +7,9 @@
 //!
 //! # Lost answers
 //!
-//! A call whose connection was cut has no answer, and the same swap is sent again. If the current value has the
+//! A call whose connection was cut has no answer, so the same swap is sent again. If the current value has the
 //! expected version, the second swap is made. If the current value has the version that the swap writes, the first
-//! swap was made. Otherwise the current value names its earlier versions. If the version that the swap writes is among
+//! swap was made. The current value also names its earlier versions. If the version that the swap writes is among
 //! them, the swap was made. If the expected version is among them and another version follows it, the swap was not
 //! made. If neither version is among them, the result is unknown, and the requests fail as a timeout.
 //!
@@ -534,8 +534,8 @@ impl<S: Store> Inner<S> {
     /// process has written since.
     ///
     /// # Errors
-    /// Returns an error if it is unknown whether the changes were undone. Then the requests must not be admitted,
-    /// because the units that they took may be free again.
+    /// Returns an error if it is unknown whether the changes were undone. After such an error, the requests must
+    /// not be admitted, because the units that they took may be free again.
     async fn undo(
         self: &Arc<Self>,
         copy: &mut WorkingCopy<'_>,

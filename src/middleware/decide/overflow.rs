@@ -15,7 +15,7 @@ use crate::refusal::RefusalBody;
 /// overflow, and for a layer with the service that [`RateLimitLayer::overflow`](crate::RateLimitLayer::overflow) takes.
 ///
 /// `S` is the service within the layer, and `B` is the body of its requests. The overflow's service takes the same
-/// requests. Its response body has [`Bytes`] as data, and its error converts into the error of `S`.
+/// requests as `S`. The body of its responses has [`Bytes`] as data, and its error converts into the error of `S`.
 pub trait Overflow<S: Service<Request<B>>, B>: Clone + Sealed {
     /// The error of the overflow's service.
     type Error: Into<S::Error>;

@@ -183,7 +183,7 @@ pub(crate) struct Account {
     source: Box<dyn PaceSource>,
     timer: Arc<dyn Timer>,
     state: Mutex<AccountState>,
-    /// Wakes the bodies that may poll the answer that is under way.
+    /// Wakes the bodies that may poll an answer under way.
     waker: Waker,
 }
 
@@ -656,8 +656,8 @@ impl AccountState {
         self.distribute(asker, wakers);
     }
 
-    /// Returns whether the account asks at once for the units that remain after a denial. It does
-    /// so at most once for each batch.
+    /// Returns whether the account asks at once for the units that remain after a denial. The
+    /// account does so at most once for each batch.
     fn takes_the_rest(&mut self, denied: u64, remaining: u64) -> bool {
         let is_worth_it = remaining < denied && remaining >= denied.div_ceil(2);
         is_worth_it && !std::mem::replace(&mut self.has_asked_for_rest, true)

@@ -98,7 +98,7 @@ impl BodyPaces {
 }
 
 pin_project! {
-    /// A body at a pace. Its frames are cut to the bytes that may pass.
+    /// A body at a pace. The frames of the body are cut to the bytes that may pass.
     ///
     /// The body takes a frame first, and then waits for the frame's units. So a body that has
     /// nothing to send holds no units, and a body whose reader stops holds one frame.

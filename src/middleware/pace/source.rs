@@ -49,8 +49,8 @@ fn account_id<L: Limiter>(layer: &Compiled<L>, paced: &PacedBy, policy: &Policy)
 /// A policy and a key of a layer's limiter.
 struct LimiterSource<L: Limiter> {
     layer: Arc<Compiled<L>>,
-    /// The holder of the layer's latest configuration. It is kept here, because bodies may outlast
-    /// their service.
+    /// The holder of the layer's latest configuration. The holder is kept here, because bodies may
+    /// outlast their service.
     _latest: Option<Arc<Latest<Compiled<L>>>>,
     paced: PacedBy,
 }

@@ -22,12 +22,12 @@ pub(crate) struct BoundRule {
     /// Returns a request's key. For a request without a key, returns the shared key if the rule
     /// says so.
     extract: Read<Option<Key>>,
-    /// The type of the extractor, if all rules with this type have the same keys. That is so if the extractor
-    /// captures nothing.
+    /// The type of the extractor, if all rules with this type have the same keys. All of them have the same
+    /// keys if the extractor captures nothing.
     extractor: Option<TypeId>,
     /// The index of the rule's first policy among the layer's policies.
     first: usize,
-    /// The source of the extractor's address.
+    /// The source of the address that the extractor reads.
     by: AddressSource,
     /// The first name that the application chose but another rule of the layer has, and the name that replaces
     /// it.

@@ -12,10 +12,11 @@ impl Rule {
     /// same step.
     ///
     /// The request whose strike closes the key, and every request until the key opens, is refused with the outcome
-    /// [`Blocked`](crate::observe::OutcomeKind::Blocked). Its `Retry-After` says when the key opens, but at most [one
-    /// day](crate::Headers::max_wait). Nothing is charged during that time. Headers do not list the block; the rule's
-    /// quotas report that no units remain until the key opens. In [`Mode::Degrade`](crate::Mode::Degrade) and
-    /// [`Mode::Shadow`](crate::Mode::Shadow) the block does not refuse either.
+    /// [`Blocked`](crate::observe::OutcomeKind::Blocked). The `Retry-After` of such a refusal says when the key
+    /// opens, but at most [one day](crate::Headers::max_wait). Nothing is charged during that time. Headers do not
+    /// list the block; the rule's quotas report that no units remain until the key opens. In
+    /// [`Mode::Degrade`](crate::Mode::Degrade) and [`Mode::Shadow`](crate::Mode::Shadow) the block does not refuse
+    /// either.
     ///
     /// [`Blocks`](crate::limiter::Blocks) closes and opens keys by hand, with the same name, quota
     /// and limiter.
@@ -47,9 +48,9 @@ impl Rule {
     /// * A request's cost is taken from the quota. If the quota has too little left, the whole cost
     ///   is counted by the meter instead, in the same step. The outcome is then
     ///   [`Overage`](crate::observe::OutcomeKind::Overage).
-    /// * A request for which the meter has no room is refused. Its `Retry-After` says when the
-    ///   quota will have room. A request that costs more than the quota's capacity has no
-    ///   `Retry-After`, because it can pass only after the meter is settled or forgotten.
+    /// * A request for which the meter has no room is refused. The `Retry-After` of the refusal
+    ///   says when the quota will have room. A request that costs more than the quota's capacity
+    ///   has no `Retry-After`, because it can pass only after the meter is settled or forgotten.
     /// * If a request was counted by the meter, [refunds](Rule::refund_when) and
     ///   [settlements](Rule::settle_by_usage) of the rule change the meter.
     /// * In [`Mode::Degrade`](crate::Mode::Degrade) and [`Mode::Shadow`](crate::Mode::Shadow)

@@ -37,7 +37,8 @@ const SPARE: usize = 256;
 ///   ended. [`max_entries`](Self::max_entries) bounds the table.
 /// * The table belongs to the process, and is not kept in Redis. A `fleet::Fleet` provides tables
 ///   that are the same in all processes.
-/// * While the table is empty, no request looks up its key. Otherwise a request takes a read lock.
+/// * While the table is empty, no request looks up its key. While the table has entries, a request
+///   takes a read lock.
 ///
 /// ```
 /// use std::time::Duration;

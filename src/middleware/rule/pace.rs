@@ -19,9 +19,9 @@ impl Rule {
     /// * If the rule has [several quotas](Self::all_of), the fastest quota is the pace. A body
     ///   waits when another quota of the rule is used up.
     /// * Downloads of a key take turns, in the order in which they wait, with equal pieces.
-    /// * A process takes the units of one piece ahead, with one call of the limiter, and
-    ///   refunds the rest when the last download of the key ends or is dropped. These are at most 20
-    ///   calls a second and key. A batch that is late is larger, so the round trip to a store does not
+    /// * A process takes the units of one piece ahead, with one call of the limiter, and refunds the
+    ///   rest when the last download of the key ends or is dropped. There are at most 20 calls a
+    ///   second for each key. A batch that is late is larger, so the round trip to a store does not
     ///   slow the pace.
     /// * Processes that share a pace find their parts like TCP connections: a process whose batch
     ///   is denied asks for less, and then for a little more after each success.
@@ -33,9 +33,9 @@ impl Rule {
     ///   applies to downloads under way, from their next piece on. Downloads under way and new
     ///   downloads share one pace. If a download waits because another quota or process has used up
     ///   the units, it goes on when a quota is raised, or the layer
-    ///   [resets](crate::RateLimitLayer::reset) the key. Otherwise it asks again after ten seconds at
-    ///   the latest. If requests [bring their quotas](Self::quota_from), downloads under way keep
-    ///   their quotas.
+    ///   [resets](crate::RateLimitLayer::reset) the key. Without such an event, the download asks
+    ///   again after ten seconds at the latest. If requests [bring their quotas](Self::quota_from),
+    ///   downloads under way keep their quotas.
     /// * A quota of 0 admits no byte: bodies end with an error.
     ///   [`Quota::unlimited`](crate::Quota::unlimited) paces nothing.
     /// * A pace needs a timer: the feature `tokio`, or a call of

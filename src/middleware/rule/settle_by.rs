@@ -23,8 +23,8 @@ impl Rule {
     ///   of the charge.
     /// * If the request was counted by a [meter](Self::overage), the meter is refunded.
     /// * The predicate sees the response's head: status, headers, extensions. In a gRPC response
-    ///   `grpc-status` is in the head only if the call failed before its first message. Otherwise
-    ///   `grpc-status` follows the body, and the predicate does not see it.
+    ///   `grpc-status` is in the head only if the call failed before its first message. In other
+    ///   cases `grpc-status` follows the body, and the predicate does not see it.
     /// * If this method is called several times, or together with
     ///   [`refund_when`](Self::refund_when), the charge is kept only if all predicates keep it.
     ///
@@ -64,7 +64,7 @@ impl Rule {
     ///
     /// * The request is settled once, when the response's body has ended or was dropped.
     /// * If too much was reserved, the rest is refunded as far as the receipt still holds it. Units
-    ///   of a window that has ended are not added to the next one.
+    ///   of a window that has ended are not added to the next window.
     /// * If too little was reserved, the rest is charged even if too few units are left, which puts the key into debt.
     ///   Later requests wait until the debt has drained. Debt beyond [`Quota::max_debt`](crate::Quota::max_debt) is
     ///   forgotten.

@@ -88,7 +88,8 @@ impl QuotaSwitch {
     ///
     /// # Errors
     /// Returns an error if a layer's limiter does not support the quota, or if the old or the new quota is
-    /// a block, a meter or a concurrency limit and the other quota is not. Then the quota is not changed.
+    /// a block, a meter or a concurrency limit and the other quota is not. The quota is not changed after
+    /// an error.
     pub fn set(&self, quota: Quota) -> Result<Quota, ConfigError> {
         let before = self.get();
         if kind(&before) != kind(&quota) {

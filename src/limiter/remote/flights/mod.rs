@@ -46,8 +46,8 @@ mod load_window;
 mod queue;
 mod quickest;
 
-/// A caller stops waiting at this time after the deadline. By then, a call that was sent at once
-/// has failed with an error that names the server.
+/// A caller stops waiting at this time after the deadline. Before that instant, a call that was
+/// sent at once has failed with an error that names the server.
 const GRACE: Duration = Duration::from_millis(5);
 
 /// The flights of a limiter.
@@ -411,8 +411,8 @@ impl<F: RemoteStore> Lane<F> {
         !is_second_half || waiting >= (3 * self.units / flights).min(most.units as u64)
     }
 
-    /// Returns whether requests come one by one. If they come in groups, a flight that begins a moment later
-    /// takes a whole group.
+    /// Returns whether requests come one by one. If requests come in groups, a flight that begins a moment
+    /// later takes a whole group.
     fn is_quiet(&self) -> bool {
         self.flights == 1 && self.last_batch_size <= 1
     }

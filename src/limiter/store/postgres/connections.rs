@@ -93,7 +93,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 ///
 /// * Run a statement at most once, and not within a transaction.
 /// * A limiter drops the future if there is no answer in time. So a pool should not hand out a connection with a
-///   statement still under way. Otherwise the next user of that connection waits for the statement.
+///   statement still under way. If it does, the next user of that connection waits for the statement.
 /// * A future that waits for a free connection and is dropped must not run the statement later.
 pub trait Connections: Send + Sync + 'static {
     /// Runs a statement with [`Statement::run`].

@@ -31,8 +31,8 @@
 //!   should be longer than four flushes.
 //!
 //! The table shows how many checks a second were decided within 50 ms, for 10,000 keys on two
-//! otherwise idle processors. It compares `StoreLimiter` with an upsert that is written by hand
-//! (`benches/load.rs`):
+//! otherwise idle processors. The table compares `StoreLimiter` with an upsert that is written by
+//! hand (`benches/load.rs`):
 //!
 //! | a flush takes | offered | the upsert, as many connections | the upsert, 20 connections | `StoreLimiter` |
 //! |---|---|---|---|---|
@@ -47,13 +47,14 @@
 //! checks shared a transaction. Checks beyond what the server carries fail at once, as
 //! [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded), and cost the server nothing.
 //!
-//! A statement of an unlogged table waits for no flush. There, the processor is the limit.
+//! A statement of an unlogged table waits for no flush. So the processor limits the checks of an
+//! unlogged table.
 //!
 //! # Long transactions
 //!
 //! While a transaction is open anywhere in the server, such as a long report or a dump, PostgreSQL
-//! keeps the old versions of all rows that the transaction could still see. Then the row of a key
-//! that is charged often collects old versions, and each check has to skip them. After a
+//! keeps the old versions of all rows that the transaction could still see. Meanwhile the row of a
+//! key that is charged often collects old versions, and each check has to skip them. After a
 //! transaction had been open for 100 s, and 22,000 checks of one key had been made, a check took
 //! five times as much of the server's processor time. After the transaction's end, a check took 1.2
 //! times as much, and the space is used again. If reports run for hours, use a standby for them.

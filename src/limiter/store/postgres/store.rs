@@ -335,7 +335,7 @@ impl<C: Connections> Inner<C> {
         }
     }
 
-    /// Looks at [`SWEPT`] rows, and removes the expired ones among them.
+    /// Looks at [`SWEPT`] rows, and removes the expired rows among them.
     async fn sweep(&self) {
         let _ends = Ends(&self.sweep.is_under_way);
         let after = lock(&self.sweep.after).clone();

@@ -4,10 +4,10 @@
 //! the request's charges again. If another concurrency limit denies them, the request moves to the line of that limit,
 //! and keeps its number in line. If anything else denies them, the request waits no more.
 //!
-//! Some charges count refusals: the strikes of blocks, and charges to quotas that count denied requests. They count
-//! each refused request once, although the layer asks the limiter several times. While a request may still wait, the
-//! layer only looks at an enforced block, and peeks at a set with a quota that counts denied requests before it takes
-//! the set. The last time, the layer asks the limiter for all charges.
+//! Some charges count refusals: the strikes of blocks, and charges to quotas that count denied requests. Such a
+//! charge counts each refused request once, although the layer asks the limiter several times. While a request may
+//! still wait, the layer only looks at an enforced block, and peeks at a set with a quota that counts denied requests
+//! before it takes the set. The last time, the layer asks the limiter for all charges.
 //!
 //! A message may also wait for units that become free with time. The message waits for these units in a line of the
 //! layer, and asks again at the instant that the limiter named. The message asks only when no earlier message waits for
@@ -65,7 +65,7 @@ impl Ticket {
         self.charges.iter().any(|charged| counts_refusals(layer, charged))
     }
 
-    /// Returns the index of the charge in whose line the request waits. It is the first charge that refuses the
+    /// Returns the index of the charge in whose line the request waits. This is the first charge that refuses the
     /// request, if all charges that refuse it are of concurrency limits with a wait. Charges of other quotas may also
     /// wait, for up to `rates_wait`.
     pub(crate) fn line_to_join<L: Limiter>(&self, layer: &Compiled<L>, rates_wait: Duration) -> Option<usize> {

@@ -111,8 +111,8 @@ fn refund_slots<L: Limiter>(layer: &Compiled<L>, charged: &Charged, slots: Vec<R
     layer.refund(slots.into_iter().map(|slot| Refund::new(policy.clone(), charged.key.clone(), slot)).collect());
 }
 
-/// A request that waits for its departures. It has several departures if several of its policies
-/// are queues.
+/// A request that waits for its departures. A request has several departures if several of its
+/// policies are queues.
 ///
 /// If the request is dropped before it departs, it leaves its lines, its charges are refunded, and the observer sees
 /// the outcome [`Abandoned`](crate::outcome::OutcomeKind::Abandoned).
