@@ -7,8 +7,8 @@
 //! line took units meanwhile.
 //!
 //! A wait that a store names begins when the store decides, and the next call takes time to arrive. So the
-//! next caller asks one round trip before the wait ends. Otherwise the round trips to a distant store would
-//! slow each line down.
+//! next caller asks one round trip before the wait ends, because the round trips to a distant store would
+//! otherwise slow each line down.
 //!
 //! Several callers ask at the same time if the last decision left enough units for all of them. With one
 //! caller at a time, a remote limiter would be asked only once per round trip. Before the first decision, the

@@ -48,10 +48,10 @@ use crate::store_load::StoreLoad;
 ///   error. The middleware's [`OnError`](crate::OnError) decides what happens to a request whose limiter
 ///   failed.
 /// * **Now or later.** A limiter that knows the answer returns [`Reply::Now`], and no future is made. A
-///   remote limiter encodes the charges before it returns [`Reply::Later`], because it borrows them for the
-///   call only.
+///   remote limiter encodes the charges before it returns [`Reply::Later`], because the limiter borrows the
+///   charges for the call only.
 /// * **Cancel safety.** A future of `take` that is dropped leaves at most its own charges behind, and should
-///   refund them. A future that was never polled should leave no charge.
+///   refund these charges. A future that was never polled should leave no charge.
 /// * **Held futures.** A future that was polled and is not polled again delays no other caller.
 /// * No caller can make the limiter panic, hang, or use memory without bound.
 ///
@@ -117,8 +117,8 @@ pub trait Limiter: Send + Sync + 'static {
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if both of its limiters do.
     ///
     /// The guide says [how to use the answer](crate::guide::redis_and_failures#readiness). Do not use the
-    /// error of statistics in a probe. That error stays until a check succeeds. A process that gets no
-    /// requests because of the error would never make such a check.
+    /// error of statistics in a probe. The error in the statistics stays until a check succeeds. A process
+    /// that gets no requests because of the error would never make such a check.
     fn probe(&self) -> Reply<(), Self::Error, Self::Future<()>> {
         Reply::Now(Ok(()))
     }
@@ -130,8 +130,8 @@ pub trait Limiter: Send + Sync + 'static {
     ///
     /// The layer's `check()` reports a quota that its limiter does not support, and the conformance suite skips
     /// it. A limiter that gets a charge under an unsupported quota anyway returns its error or denies the
-    /// charge. It may ignore only a [wait in line](Quota::max_wait). A limiter without lines may decide as if
-    /// the quota had no wait, because the layer lets requests wait.
+    /// charge. A limiter may ignore only a [wait in line](Quota::max_wait). A limiter without lines may decide
+    /// as if the quota had no wait, because the layer lets requests wait.
     ///
     /// # Errors
     /// Returns an error if the limiter does not support the quota. The error says why, and what to

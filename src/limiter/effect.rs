@@ -12,8 +12,8 @@ pub enum Effect {
     /// If this charge is denied, the whole set is denied.
     #[default]
     Enforce,
-    /// The charge is decided and reported. The charge is taken if its own quota and the set allow it. It never denies
-    /// the set.
+    /// The charge is decided and reported. The charge is taken if its own quota and the set allow it. Such a charge
+    /// never denies the set.
     Observe,
     /// If the set is allowed, the charge is taken even if too few units are left. The missing units become debt (see
     /// [`Quota::max_debt`](crate::Quota::max_debt)).

@@ -29,9 +29,8 @@ use crate::quota::Quota;
 /// first limiter is away, all processes together admit in each period at most the quota, or one unit for each
 /// process if that is more. The units that the first limiter had admitted before come on top.
 ///
-/// The second limiter is also asked when a burst [overloads](Limiter::is_overload) the first. Then
-/// the burst may get the second limiter's share of each quota, on top of the units that the first
-/// admits.
+/// The second limiter is also asked when a burst [overloads](Limiter::is_overload) the first. Such a burst
+/// may get the second limiter's share of each quota, on top of the units that the first admits.
 ///
 /// When the first limiter is back, it does not learn what the second admitted. The first limiter also does not learn
 /// the strikes of blocks and the units of meters that each process counted in its second limiter.
@@ -291,8 +290,8 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         }
     }
 
-    /// Checks that both limiters support the quota, the second one with this process' share of it. Supports no
-    /// concurrency limit for which requests [wait in line](Quota::max_wait).
+    /// Checks that both limiters support the quota, the second one with this process' share of the quota.
+    /// Supports no concurrency limit for which requests [wait in line](Quota::max_wait).
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         if !quota.wait_in_line().is_zero() {
             let reason = "no request can wait in line with a FallbackLimiter, because units are returned to the \

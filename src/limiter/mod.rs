@@ -1,8 +1,9 @@
 //! The [`Limiter`] trait and its contract, and the limiters of this crate.
 //!
 //! * [`MemoryLimiter`](crate::MemoryLimiter) keeps the states in this process; see [`memory`].
-//! * `RedisLimiter` keeps them in Redis, for many processes; see the module `redis`.
-//! * `StoreLimiter` keeps them in any store that can compare and swap, such as PostgreSQL; see the module `store`.
+//! * `RedisLimiter` keeps the states in Redis, for many processes; see the module `redis`.
+//! * `StoreLimiter` keeps the states in any store that can compare and swap, such as PostgreSQL; see the module
+//!   `store`.
 //! * [`FallbackLimiter`] asks a second limiter while the first one fails.
 //! * [`BoxLimiter`] hides the type of a limiter, so that it can be chosen at run time.
 //! * [`Ready`] lets callers wait until a limiter admits them.

@@ -162,7 +162,8 @@ pub(crate) enum Standing {
 #[cfg(any(feature = "_redis", feature = "store"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FirstInLine {
-    /// The request's number. Its lower bits distinguish it from earlier first requests of the line.
+    /// The request's number. The number's lower bits distinguish the request from earlier first requests of
+    /// the line.
     pub(crate) number: u32,
     /// The time for which the request has waited.
     pub(crate) waited: Duration,
@@ -416,7 +417,7 @@ impl PlaceTurn {
     /// Leaves the line with units. If the lines poll, the next request is always woken. Otherwise the next request is
     /// woken only if the quota has more units (`has_more`), or if units came free since the request asked. So each
     /// freed place wakes one request. `own_limit` is the limit of the request's quota, if the requests of the line
-    /// may have different quotas. Then the next request is also woken if the limit of its own quota is larger.
+    /// may have different quotas. In that case the next request is also woken if the limit of its quota is larger.
     pub(crate) fn leave_admitted(mut self, has_more: bool, own_limit: Option<u64>) {
         self.admitted = Some(Admitted { has_more, own_limit });
     }

@@ -620,9 +620,9 @@ pub enum NotReadyKind {
     TooManyWaiting,
     /// The limiter never admits the charge, because it costs more than the capacity.
     Never,
-    /// The limiter failed. Its error is the source.
+    /// The limiter failed. The limiter's error is the source.
     Limiter,
-    /// There is no timer that can sleep: set [one](Ready::timer), or call within a Tokio runtime.
+    /// There is no timer that can sleep: set a [timer](Ready::timer), or call within a Tokio runtime.
     NoTimer,
 }
 

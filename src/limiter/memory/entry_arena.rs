@@ -207,8 +207,8 @@ impl EntryArena {
         self.release(owner, spare, spare);
     }
 
-    /// Removes all entries from a chain that has a block. The chain then has a head that names this quota. The
-    /// chain uses `spare` for entries if it has no other block for them.
+    /// Removes all entries from a chain that has a block. The chain then has a head that names this quota. If
+    /// the chain has no other block for entries, it uses `spare`.
     pub(super) fn empty_headed(&self, owner: Fingerprint, chain: &mut Chain, spec: &Spec, spare: &mut Option<u32>) {
         self.empty(owner, chain);
         if chain.head == NONE {

@@ -1,15 +1,15 @@
 //! Growth of the table: the table uses one part of its memory, then two parts, then four.
 //!
 //! When a new key finds no room, the table doubles: each line is *split*. A key of the line keeps its slot, or moves
-//! to the same slot of a new line. One bit of the key's hash says which. No call splits more than a few lines, and
-//! nothing runs in the background. Growth has three steps:
+//! to the same slot of a new line. One bit of the key's hash decides whether it moves. No call splits more than a
+//! few lines, and nothing runs in the background. Growth has three steps:
 //!
 //! 1. The table begins to use the new lines ([`Announced`](Growth::Announced)). A thread that is about to place a
 //!    key with the old mask holds a stripe. So the growing thread waits for such threads: it locks and unlocks each
 //!    stripe once.
 //! 2. Each call that takes the long way splits a few lines, in order ([`Splitting`](Growth::Splitting)). A key that
-//!    is not in its own lines may still be in the lines that have yet to be split. A new line stays empty until its
-//!    split is done, so every key that has to move finds its new slot free.
+//!    is not in its own lines may still be in the lines from which its own lines are split. A new line stays empty
+//!    until its split is done, so every key that has to move finds its new slot free.
 //! 3. When all lines are split ([`Settled`](Growth::Settled)), the table may double again.
 //!
 //! A key moves while its stripe is locked, and always to a later slot. So a [walk](States::walk), which visits the

@@ -55,11 +55,11 @@ use super::states::States;
 /// [`OnFull`](super::OnFull) decides. A limiter with a capacity of a million keys that gets a million keys forgets
 /// fewer than ten of them.
 ///
-/// [Meters](crate::quota::Quota::meter) and the units of requests in flight are never evicted, so many of them make
-/// the table grow sooner. These states take at most about half of the slots, and a charge that finds no room for a
-/// new one is denied. While there are at most `n` such states, fewer than one new state in 1,000 finds no room.
-/// Meters of quotas beyond the first 16,382 [quotas](crate::limiter::memory#changed-quotas) are evicted like other
-/// keys.
+/// [Meters](crate::quota::Quota::meter) and the units of requests in flight are never evicted, so many such states
+/// make the table grow sooner. States that are never evicted take at most about half of the slots, and a charge
+/// that finds no room for a new one is denied. While there are at most `n` such states, fewer than one new state in
+/// 1,000 finds no room. Meters of quotas beyond the first 16,382 [quotas](crate::limiter::memory#changed-quotas)
+/// are evicted like other keys.
 ///
 /// The limiter does not store keys. The limiter stores 50-bit fingerprints, made with a random secret of the system,
 /// so an attacker cannot choose a key that collides with another client's key.

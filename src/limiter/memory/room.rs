@@ -213,9 +213,9 @@ impl States {
     /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty. In a table that
     /// cannot grow, another key of the other line is moved first if that line is full.
     ///
-    /// Each look into another line waits for memory. After [`CROWDED`] new keys in a row that found no room, only about
-    /// one in eight of the next keys looks into another line, until a key finds room. This cuts the time of a flood of
-    /// fresh keys to a tenth.
+    /// Each look into another line waits for memory. After [`CROWDED`] new keys in a row that found no room, only
+    /// about one in eight of the next keys looks into another line, until a key finds room. That rule cuts the time
+    /// of a flood of fresh keys to a tenth.
     fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<SlotRef<'a>> {
         if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
             let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));
@@ -250,8 +250,8 @@ impl States {
     }
 
     /// Moves the pinned key of a slot to its other line, if fewer than [`PINNED_MAX`] are pinned there, and returns
-    /// the slot, locked and empty. If the other line has as many, one of its pinned keys is moved first, in at most
-    /// `moves` moves in all.
+    /// the slot, locked and empty. If the other line has that many pinned keys, one of them is moved first, in at
+    /// most `moves` moves in all.
     pub(super) fn vacate_pinned<'a>(&self, seen: Seen<'a>, now: Now, moves: u32) -> Option<SlotRef<'a>> {
         if moves == 0 || !self.is_pinned(seen) || self.is_free(seen, now) {
             return None;
@@ -268,8 +268,8 @@ impl States {
         self.move_key(seen, to)
     }
 
-    /// Moves a key to a slot that is locked and empty, and returns its own slot, locked and empty. If the move
-    /// fails, the empty slot is unlocked.
+    /// Moves a key to a slot that is locked and empty, and returns the key's old slot, locked and empty. If
+    /// the move fails, the empty slot is unlocked.
     ///
     /// The move takes the stripe of the moved key, because a thread that misses a moving key looks again under the
     /// stripe. No key moves during a walk over all slots, so that the walk meets each key.

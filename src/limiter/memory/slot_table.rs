@@ -81,9 +81,9 @@ const LINE_BYTES: usize = 64;
 // The assertion does not hold for Shuttle, whose atomics are larger than those of the standard library.
 const _: () = assert!(cfg!(ratelimit_shuttle) || SLOTS_PER_LINE * size_of::<SlotWords>() == LINE_BYTES);
 
-/// A key's fingerprint. Its upper 50 bits are from a keyed hash, and at least one of them is set. Its lower bits are
-/// zeros, or [`HELD_VERSION`] if the state counts units that requests hold. So the state of held units is never
-/// mistaken for another state.
+/// A key's fingerprint. The upper 50 bits are from a keyed hash, and at least one of these bits is set. The lower
+/// bits are zeros, or [`HELD_VERSION`] if the state counts units that requests hold. So the state of held units is
+/// never mistaken for another state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fingerprint(u64);
 

@@ -165,8 +165,8 @@ impl HeldWord {
     }
 }
 
-/// Returns whether the word holds no units, and its instant lies more than `us` microseconds ahead of now. Then the
-/// clock has stepped back.
+/// Returns whether the word holds no units, and its instant lies more than `us` microseconds ahead of now, which
+/// means that the clock has stepped back.
 pub(super) fn is_returned_after(word: u64, now: Now, us: u64) -> bool {
     word < HELD && expiry_of(word, 0) > now.relative + us
 }

@@ -170,19 +170,19 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Lets this process lease up to `units` units of a hot key: take them in one call and hand them out without
-    /// asking Redis. By default `units` is 0, and nothing is leased. Up to 1,024 keys are leased at a time. Checks of
-    /// other keys need calls to Redis.
+    /// Lets this process lease up to `units` units of a hot key: the process takes the units in one call and hands
+    /// them out without asking Redis. By default `units` is 0, and nothing is leased. Up to 1,024 keys are leased at
+    /// a time. Checks of other keys need calls to Redis.
     ///
     /// The total is never exceeded. The price is precision:
     ///
     /// * With `n` processes, the units admitted in any interval are at most the quota's bound plus
     ///   `n · units`, because units that were leased before the interval may be used in it.
-    /// * Up to `units` units of a key are denied to other processes, for up to 0.1 s. Then unused units are
-    ///   refunded.
+    /// * Up to `units` units of a key are denied to other processes, for up to 0.1 s. After that time, unused
+    ///   units are refunded.
     /// * `remaining` is the number that this process last saw.
-    /// * If a process ends, drops the limiter or loses Redis, the units that it holds are not refunded.
-    ///   They return as they drain.
+    /// * If a process ends, drops the limiter or loses Redis, the units that it holds are not refunded. Such
+    ///   units return as they drain.
     pub fn lease_units(mut self, units: u64) -> Self {
         self.lease_units = units;
         self

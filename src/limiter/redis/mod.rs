@@ -39,8 +39,8 @@
 //!
 //! # How places are counted
 //!
-//! A request takes its place as part of its one call. No request waits for the call that returns a place.
-//! That call is shared with the next checks, if there are any.
+//! A request takes its place as part of its one call. No request waits for the call that returns a place. The
+//! returning call is shared with the next checks, if there are any.
 //!
 //! Each process has a row in the key's value: how many units it holds, and when the row lapses. A row lapses
 //! after [`places_lapse_after`](RedisLimiterBuilder::places_lapse_after). This page calls that time *L*. The
@@ -72,13 +72,13 @@
 //! long the request has waited. Redis keeps a freed place for the request that has waited longest in any
 //! process. So no process starves. The price:
 //!
-//! * A freed place stays unused until the first request in line asks. That takes up to 500 ms if another
-//!   process held the place, and less if the wait is short.
+//! * A freed place stays unused until the first request in line asks. That pause takes up to 500 ms if
+//!   another process held the place, and less if the wait is short.
 //! * A process asks at most 200 times a second. With lines for more than 100 keys, each line asks more
 //!   rarely.
 //! * A process whose last request leaves the line tells Redis at once, with a call for which no request
-//!   waits. A killed process delays the others until Redis forgets its request. That takes 1 s, or with lines
-//!   for more than 100 keys, twice the time between two calls.
+//!   waits. A killed process delays the other processes until Redis forgets its request: for 1 s, or with
+//!   lines for more than 100 keys, for twice the time between two calls.
 //! * The order between processes is not exact: Redis learns of a request only when the request is the first
 //!   of its line.
 //! * A failed call does not end the wait. If six calls fail in a row, the request is decided like one whose

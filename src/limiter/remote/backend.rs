@@ -1,4 +1,4 @@
-//! A store, as the checks see it.
+//! A store, as the checks use it.
 
 use std::future::Future;
 
@@ -17,7 +17,7 @@ use crate::limiter::{Charge, Refund};
 use crate::policy::Policy;
 use crate::store_load::StoreLoad;
 
-/// A store with its connections. It answers requests within the deadline.
+/// A store with its connections, which answers requests within the deadline.
 pub(crate) trait Backend: Sized + Send + Sync + 'static {
     /// One step of the store: charges, a refund, or a reset.
     type Request: Send + 'static;
@@ -59,7 +59,7 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
     fn keys(request: &Self::Request) -> usize;
 
     /// Waits for the answer to a request, no longer than the deadline. `receiver` makes the receiver of the answer,
-    /// which passes something on to this future.
+    /// which passes a result on to this future.
     fn ask<T: Send + 'static, R: Receiver<Answer<Self::Error>, Self::Error> + 'static>(
         &self,
         request: Self::Request,
@@ -89,7 +89,7 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
 
     // Units that are held until they are returned ─────────────────────────────────────────────────────────────────────
 
-    /// Returns the key of a policy whose units are held. `None` if they are not.
+    /// Returns the key under a policy whose units are held, or `None` if the policy's units are not held.
     fn held_key(&self, policy: &Policy, stored: &Self::Stored) -> Option<HeldKey>;
 
     /// Makes the request that returns units, or renews the row of this process.
@@ -106,22 +106,23 @@ pub(crate) trait RemoteError: std::error::Error + From<Unanswered> + Clone + Sen
 pub(crate) enum Intent {
     /// Take all charges or none.
     Take,
-    /// Answer as `Take` would, and take nothing.
+    /// Give the answer that `Take` would give, and take nothing.
     Peek,
 }
 
 /// The instant that a backend writes into a receipt of held units if the store had no row of this process. Otherwise
-/// it is 0.
+/// the instant is 0.
 pub(crate) const ROW_MISSING: u64 = 1;
 
 /// The answer to a request.
 #[derive(Debug)]
 pub(crate) enum Answer<E> {
     Decided(Decision),
-    /// The set was refused without the store, which denied one of its charges a moment ago.
+    /// The set was refused without asking the store, because the store denied one of the set's charges a
+    /// moment ago.
     Repeated(Decision),
-    /// Decided key by key. If some keys failed, or the decision is a refusal, the receipts hold the units that were
-    /// taken.
+    /// The set was decided key by key. If some keys failed, or the decision is a refusal, the receipts hold the
+    /// units that were taken.
     Split(Decision, Option<E>),
     /// The refund or the reset is done.
     Done,
@@ -129,8 +130,8 @@ pub(crate) enum Answer<E> {
     Behind,
     /// The keys are not all on one server. Nothing was done, and each key now gets a request of its own.
     Elsewhere,
-    /// The store's time is in another window of the calendar than the request named. This is that time. Nothing was
-    /// done.
+    /// The store's time is in another window of the calendar than the request named. The value is the store's time.
+    /// Nothing was done.
     Outside(Timestamp),
     /// The row of the charge at this index is of a later epoch. Nothing was done.
     Refused(usize, CurrentRow),

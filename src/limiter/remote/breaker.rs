@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Opens after `most` failures in a row, or by [`open`](Self::open). Only [`close`](Self::close)
-/// closes it, after a probe was answered.
+/// A breaker that opens after `most` failures in a row, or by [`open`](Self::open). Only
+/// [`close`](Self::close) closes the breaker, after the server has answered a probe.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     most: u32,
@@ -28,7 +28,7 @@ impl Breaker {
         }
     }
 
-    /// Records that the server did not answer. Returns whether that has opened the breaker.
+    /// Records that the server did not answer. Returns whether this failure has opened the breaker.
     pub(crate) fn record_silence(&self) -> bool {
         if self.is_open() {
             return false;

@@ -1,8 +1,8 @@
 //! The form in which callers' keys are stored.
 //!
-//! A caller's key may be a secret, so its hash is stored: `h` and 32 hexadecimal digits, the first half of the SHA-256
-//! of the limiter's secret (16 zero bytes if there is none) and the key. The function is public, so an attacker must
-//! not be able to find a key with another caller's hash.
+//! A caller's key may be a secret, so its hash is stored: `h` and 32 hexadecimal digits, the first half of the
+//! SHA-256 of the limiter's secret (16 zero bytes if there is none) and the key. The hash function is public, so an
+//! attacker must not be able to find a key with another caller's hash.
 
 use sha2::{Digest, Sha256};
 

@@ -1,12 +1,13 @@
-//! Deadlines, and whether this process notices too late that one has passed. A process that is late had no time to read
-//! an answer, so it knows nothing about the server.
+//! Deadlines, and whether this process notices too late that a deadline has passed. A process that is late had no
+//! time to read an answer, so it knows nothing about the server.
 
 use std::future::Future;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A process that is not overloaded notices a deadline within some milliseconds.
+/// The delay from which a process counts as late. A process that is not overloaded notices a deadline within
+/// some milliseconds.
 const LATE: Duration = Duration::from_millis(20);
 
 /// An instant at which waiting ends.
@@ -42,7 +43,7 @@ impl Deadline {
         self.0.saturating_duration_since(Instant::now())
     }
 
-    /// Whether the deadline has passed.
+    /// Returns whether the deadline has passed.
     pub(crate) fn is_over(self) -> bool {
         Instant::now() >= self.0
     }

@@ -1,10 +1,10 @@
-//! The denial cache. It repeats a denial of the store for a moment, so that a key under attack
-//! costs few calls.
+//! The denial cache, which repeats a denial of the store for a moment, so that a key under attack costs few
+//! calls.
 //!
-//! A denial with a wait of `d` stays true while other charges come, because they only make the wait longer. So the same
-//! cost or more is denied here until `d` after the call was *sent*. The store would deny the charge too, unless another
-//! process refunds or resets the key, or the store loses the state. That is why a denial is remembered for at most
-//! [`LONGEST`].
+//! A denial with a wait of `d` stays true while other charges arrive, because further charges only make the wait
+//! longer. So a charge of the same or a larger cost is denied here until `d` after the call was *sent*. The store
+//! would deny the charge too, unless another process refunds or resets the key, or the store loses the state. Because
+//! of these cases, a denial is remembered for at most [`LONGEST`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,8 @@ use crate::policy::Policy;
 
 use super::tag::{Tag, Tags};
 
-/// The maximum number of denials that are remembered. Their memory is taken when the limiter is made.
+/// The maximum number of denials that are remembered. The memory for all of them is allocated when the
+/// limiter is made.
 pub(crate) const DENIALS_MAX: usize = 1 << 20;
 
 /// The longest time for which a denial is remembered.
@@ -34,8 +35,8 @@ const LONGEST_UNKNOWN: Duration = Duration::from_millis(10);
 /// return after it.
 const SETTLING: Duration = Duration::from_millis(200);
 
-/// Denials by (policy, key). Of the denials that share a slot, the latest is remembered. A key has one slot for all
-/// quotas of a policy, because a refund or a reset under one quota ends the denials under all.
+/// The denials by (policy, key). Only the latest of the denials that share a slot is remembered. A key has one slot
+/// for all quotas of a policy, because a refund or a reset under one quota ends the denials under all quotas.
 pub(crate) struct DenialCache {
     slots: Box<[Mutex<CachedDenial>]>,
     tags: Tags,
@@ -110,7 +111,7 @@ impl DenialCache {
         })
     }
 
-    /// Remembers a denial, if the decision is one. `sent` is when its call was sent.
+    /// Remembers the decision if it is a denial. `sent` is the instant at which the call was sent.
     pub(crate) fn note(&self, watch: Watch, sent: Timestamp, decision: &ChargeDecision) {
         let wait = match decision.wait() {
             Wait::None => return,
@@ -126,7 +127,8 @@ impl DenialCache {
         slot.denial = Some(Denial { watch, sent, until, decision: decision.clone() });
     }
 
-    /// Forgets the denials of a key under a policy's name, because something is refunded or reset.
+    /// Forgets the denials of a key under a policy's name, because units of the key are refunded, or the key
+    /// is reset.
     pub(crate) fn forget(&self, policy: &Policy, key: &Key) {
         if self.slots.is_empty() {
             return;

@@ -17,20 +17,20 @@ use crate::limiter::observers::Observers;
 use crate::outcome::Observer;
 use crate::store_load::StoreLoadReader;
 
-/// Errors of one kind are reported again after this time.
+/// The time after which an error of the same kind is reported again.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// An error of the same kind with another reason is reported after this time. A new reason why a server is down is
-/// reported after this time, too.
+/// The time after which an error of the same kind with another reason is reported. A new reason why a server is
+/// down is reported after this time, too.
 const ANOTHER: Duration = Duration::from_secs(5);
 
 /// The time without a failure after which checks count as succeeding again.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Reports to the observers, and changes to `tracing`.
+/// Reports events to the observers, and changes to `tracing`.
 pub(crate) struct Events {
     observers: Observers,
-    /// Checks have failed, and have not recovered since.
+    /// True if checks have failed, and have not recovered since.
     is_failing: AtomicBool,
     failures: Mutex<FailureReports>,
     servers: Mutex<Servers>,
@@ -39,10 +39,10 @@ pub(crate) struct Events {
     load: OnceLock<StoreLoadReader>,
 }
 
-/// The servers that are down, for observers that come later.
+/// The servers that are down, for observers that are added later.
 ///
 /// Each observer gets the changes in order, so only one thread reports them at a time. A thread that makes a change
-/// meanwhile leaves the report to that one. The lock is not held while observers are called: they may use the
+/// meanwhile leaves the report to that thread. The lock is not held while observers are called: they may use the
 /// limiter.
 #[derive(Default)]
 struct Servers {
@@ -62,7 +62,7 @@ enum ServerChange {
 struct ReportedError {
     text: String,
     at: Instant,
-    /// When the reason was last compared with that of another error.
+    /// The instant at which the reason was last compared with that of another error.
     compared_at: Instant,
 }
 
@@ -96,7 +96,7 @@ fn has_other_reason(one: &str, other: &str) -> bool {
 struct FailureReports {
     /// The error of each kind that was last reported.
     reported: [Option<ReportedError>; StoreErrorKind::ALL.len()],
-    /// When a check failed last.
+    /// The instant at which a check last failed.
     last: Option<Instant>,
 }
 
@@ -156,12 +156,12 @@ impl Events {
         self.change(ServerChange::Left { server: server.to_string() });
     }
 
-    /// Adds an observer. A new one gets an event for each server that is down.
+    /// Adds an observer. A new observer gets an event for each server that is down.
     pub(crate) fn observe(&self, observer: &Arc<dyn Observer>) {
         self.change(ServerChange::Observer(Arc::clone(observer)));
     }
 
-    /// Reports changes until there is none, unless another thread does.
+    /// Makes a change, and reports changes until none is left, unless another thread reports them.
     fn change(&self, change: ServerChange) {
         let mut servers = self.servers();
         servers.changes.push_back(change);
@@ -191,8 +191,8 @@ impl Events {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports an error once a minute for each kind. Reports it earlier if the reason has changed, checks have
-    /// succeeded since, or an observer was added.
+    /// Reports an error once a minute for each kind. The error is reported earlier if the reason has changed,
+    /// checks have succeeded since, or an observer was added.
     pub(crate) fn report_failure(&self, kind: StoreErrorKind, error: &dyn Error) {
         if let Some(text) = self.due_text(kind, error) {
             self.report_to_all(&LimiterEvent::store_failed(kind, text));
@@ -216,7 +216,7 @@ impl Events {
         Some(text)
     }
 
-    /// Records that a call succeeded, and reports that checks succeed again if none has failed for a
+    /// Records that a call succeeded, and reports that checks succeed again if no check has failed for a
     /// while.
     pub(crate) fn record_success(&self) {
         if !self.is_failing.load(Ordering::Relaxed) {
@@ -244,14 +244,14 @@ impl Events {
         !self.observers.is_empty()
     }
 
-    /// Reports an event that comes for each check or key, if there is an observer.
+    /// Reports an event that occurs for each check or key, if there is an observer.
     pub(crate) fn report(&self, event: impl FnOnce() -> LimiterEvent) {
         if self.is_observed() {
             self.report_to_all(&event());
         }
     }
 
-    /// The tasks that keep connections go on if an observer panics.
+    /// Reports an event to all observers. The tasks that keep connections go on if an observer panics.
     fn report_to_all(&self, event: &LimiterEvent) {
         event.log();
         self.observers.iter().for_each(|observer| contained(|| observer.on_limiter_event(event)));

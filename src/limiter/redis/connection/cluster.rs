@@ -28,8 +28,8 @@ use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::Call;
 use crate::limiter::remote::Events;
 
-/// The intervals at which the map is fetched: the usual interval, the one while a server is away, and the
-/// shortest one.
+/// The intervals at which the map is fetched: the usual interval, the interval while a server is away, and
+/// the shortest interval.
 const EVERY: Duration = Duration::from_secs(60);
 const WHILE_AWAY: Duration = Duration::from_millis(500);
 const NO_SOONER: Duration = Duration::from_millis(100);

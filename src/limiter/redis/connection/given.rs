@@ -10,7 +10,7 @@ use super::on_redis_rs::{failure, packed, reply};
 use super::transport::{Command, ConnectionObserver, RedisReply, SlotState, Transport};
 use crate::limiter::BoxFuture;
 
-/// A connection that the application made. Its clones are one connection.
+/// A connection that the application made. Clones of this value share the connection.
 pub(super) struct Given<C> {
     connection: C,
     address: Address,

@@ -1,8 +1,8 @@
 //! The calls to one server, and its state.
 //!
-//! The link waits for an answer even after the caller has stopped waiting. It waits until the answer comes, the
-//! connection ends, or the server has been silent for so long that it is believed dead. So a slow server is not
-//! mistaken for a dead one.
+//! The link waits for an answer even after the caller has stopped waiting. The wait ends with the answer, with
+//! the connection, or when the server has been silent for so long that it is believed dead. So a slow server is
+//! not mistaken for a dead one.
 
 use std::future::Future;
 use std::pin::{Pin, pin};

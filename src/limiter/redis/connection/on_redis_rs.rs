@@ -57,7 +57,7 @@ pub(super) struct RedisRs {
     renewal: Option<Renewal>,
     /// Whether a connection begins with a password.
     logs_in: bool,
-    /// The time that a connection may take. Its greeting may take as long again.
+    /// The time that a connection may take. The greeting on the connection may take as long again.
     connect_timeout: Duration,
     current: Current<Connection>,
     /// Whether the server refused RESP3.

@@ -27,7 +27,7 @@ const PROBE_EVERY: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_IF_CONNECTED: Duration = Duration::from_millis(500);
 
-/// If a server went down again within this time after its return, it is reported as up only after it has
+/// A server that went down again within this time after its return is reported as up only after it has
 /// answered for a while. So a server that comes and goes many times a second causes few events.
 const FLAPS: Duration = Duration::from_secs(10);
 const STEADY: Duration = Duration::from_secs(1);

@@ -36,7 +36,7 @@ pub(in crate::limiter::redis) struct ConnectionSettings {
     /// The time that a call may take: from 2 ms, because timers are no finer, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
     /// The number of failed attempts to connect in a row after which a server is believed dead. For a connection of
-    /// the application, it is the number of failed calls instead.
+    /// the application, this is the number of failed calls instead.
     pub(in crate::limiter::redis) failures: u32,
     /// The observers, which get the events of servers.
     pub(in crate::limiter::redis) observers: Vec<Arc<dyn Observer>>,

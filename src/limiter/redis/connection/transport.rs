@@ -17,9 +17,9 @@ pub(super) trait Transport: Send + Sync + 'static {
     /// made. A host's name is resolved anew by each call. If the future is dropped, the connection ends as well.
     fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure>;
 
-    /// Sends a command to a server that has the keys' slot in this state, and waits for the answer. It runs at most
-    /// once. The caller has to bound the time, because the future may wait for ever, even after the connection has
-    /// ended.
+    /// Sends a command to a server that has the keys' slot in this state, and waits for the answer. The command
+    /// runs at most once. The caller has to bound the time, because the future may wait for ever, even after the
+    /// connection has ended.
     fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<RedisReply, CallFailure>>;
 
     fn uses_tls(&self) -> bool;

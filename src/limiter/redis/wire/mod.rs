@@ -46,7 +46,7 @@
 //! count.
 //!
 //! The value of a concurrency limit has another form: a head without numbers, and a row for each process that holds
-//! units or has a request in line for them (see `places.lua`). This value does not depend on the quota, and its
+//! units or has a request in line for units (see `places.lua`). This value does not depend on the quota, and its
 //! stored key differs from that of a rate with the same name. The script answers with the number of held units
 //! instead of a state.
 //!

@@ -1,4 +1,4 @@
-//! Refunds and forced charges. They are sent at once, whether or not a caller waits for the answer.
+//! Refunds and forced charges, which are sent at once, whether or not a caller waits for the answer.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::limiter::{Charge, Refund, Reply};
 pub(super) type Refunded<B> = Result<(), <B as Backend>::Error>;
 
 impl<B: Backend> Checks<B> {
-    /// Sends refunds before it returns.
+    /// Sends refunds before `refund` returns.
     pub(crate) fn refund(self: &Arc<Self>, refunds: Vec<Refund>) -> CheckReply<(), B> {
         if let Some(error) = refunds.iter().find_map(|refund| self.backend.refuses_policy(&refund.policy)) {
             return Reply::Now(Err(error));
@@ -33,7 +33,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Sends forced charges before it returns. They do not use leases, which keep their units.
+    /// Sends forced charges before `settle` returns. Forced charges do not use the units of leases.
     pub(crate) fn settle(self: &Arc<Self>, charges: &[Charge<'_>]) -> CheckReply<Decision, B> {
         if let Some(error) = self.refuses(charges) {
             return Reply::Now(Err(error));
@@ -61,8 +61,8 @@ impl<B: Backend> Checks<B> {
         Ok(async { answer.await.unwrap_or_else(|_| Err(Unanswered::RuntimeEnded.into())) })
     }
 
-    /// Sends forced charges of one lane. If their keys were reset since this process held units of them, sends them
-    /// again, until it has sent them this many times.
+    /// Sends forced charges of one lane. If a key of these charges was reset after this process took units of it,
+    /// the charges are sent again, at most `tries` times in all.
     fn send_forced(
         self: &Arc<Self>,
         request: B::Request,
@@ -97,7 +97,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Sends a refund at once, or after the earlier ones of its queue. The caller may wait for the result.
+    /// Sends a refund at once, or after the earlier refunds of its queue. The caller may wait for the result.
     fn send_refund(self: &Arc<Self>, refund: Refund) -> Result<impl Future<Output = Refunded<B>> + use<B>, B::Error> {
         let (sender, result) = oneshot::channel();
         if refund.policy.limits_in_flight() {
@@ -119,7 +119,7 @@ impl<B: Backend> Checks<B> {
         Ok(async move { result.await.unwrap_or_else(|_| Err(Unanswered::RefundNotSent.into())) })
     }
 
-    /// Sends the next refund of a queue. Its answer sends the one after it.
+    /// Sends the next refund of a queue. The answer to that refund sends the refund after it.
     fn send_next_refund(self: &Arc<Self>, tag: Tag) -> Refunded<B> {
         let mut result = Ok(());
         while let Some((refund, callers)) = self.queue_refunds.next(tag) {
@@ -154,8 +154,8 @@ impl<B: Backend> Checks<B> {
         self.backend.refund(refund)
     }
 
-    /// Sends a refund or a forced charge at once, and passes its answer to a function. If it is
-    /// lost, the observer gets an event, whether or not a caller waits.
+    /// Sends a refund or a forced charge at once, and passes its answer to a function. If the correction is
+    /// lost, the observers get an event, whether or not a caller waits.
     fn correct(
         self: &Arc<Self>,
         request: B::Request,
@@ -179,7 +179,7 @@ impl<B: Backend> Checks<B> {
     }
 }
 
-/// Sends each of some corrections, even if one cannot be sent.
+/// Sends all of these corrections, even if one of them cannot be sent.
 fn all<T, E>(sent: impl Iterator<Item = Result<T, E>>) -> Result<Vec<T>, E> {
     let sent: Vec<_> = sent.collect();
     sent.into_iter().collect()

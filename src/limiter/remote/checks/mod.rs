@@ -1,5 +1,6 @@
-//! Checks of a limiter with a remote store. They answer some charges themselves, send requests for the others, and
-//! turn the answers into decisions. This file has the parts of a limiter, and its requests.
+//! Checks of a limiter with a remote store. The checks answer some charges themselves, send requests for the
+//! others, and turn the answers into decisions. This file defines the parts of such a limiter, and makes its
+//! requests.
 
 mod corrections;
 mod leasing;
@@ -33,29 +34,30 @@ use crate::limiter::queue_refunds::QueueRefunds;
 use crate::limiter::{Charge, LeftLine, PlaceLines, PolicyRegistry, Reply};
 use crate::store_load::{StoreLoad, StoreLoadReader};
 
-/// The future of an answer. A request is sent when it is first polled, and needs no further poll.
+/// The future of an answer. The request is sent when the future is first polled, and needs no further poll.
 pub(crate) type AnswerFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
 type CheckReply<T, B> = Reply<T, <B as Backend>::Error, AnswerFuture<T, <B as Backend>::Error>>;
 
-/// The maximum number of charges of one set. They hold the store for some milliseconds.
+/// The maximum number of charges of one set. A set of this size occupies the store for some milliseconds.
 pub(crate) const CHARGES_MAX: usize = 1_000;
 
 /// The request for the charges of a set that are in one lane.
 struct LaneRequest<R> {
     lane: u16,
     request: R,
-    /// Its charges.
+    /// The indices of its charges.
     indices: Indices,
 }
 
 type LaneRequests<B> = SmallVec<[LaneRequest<<B as Backend>::Request>; 1]>;
 
-/// The maximum number of abandoned lines that are still to be reported to the store. The store forgets the others after
-/// a while.
+/// The maximum number of abandoned lines that are still to be reported to the store. The store forgets further lines
+/// after a while.
 const LEFT_LINES: usize = 1_024;
 
-/// The last probe. Clients that can reach a probe cannot cause more than one check a second.
+/// The last probe. The answer of a probe is reused for a second, so clients that can reach a probe cannot
+/// cause more than one check a second.
 struct Probed<E> {
     asked_at: Option<Timestamp>,
     answer: Option<Result<(), E>>,
@@ -85,8 +87,8 @@ pub(crate) struct Checks<B: Backend> {
 }
 
 impl<B: Backend> Checks<B> {
-    /// Makes the checks. They remember at most `denials` denials, and lease at most `lease_units` units, or none if
-    /// that is 0. Held units lapse after `lapse` unless they are renewed.
+    /// Makes the checks. The checks remember at most `denials` denials, and lease at most `lease_units` units, or
+    /// none if `lease_units` is 0. Held units lapse after `lapse` unless they are renewed.
     pub(crate) fn new(
         backend: B,
         denials: usize,
@@ -153,7 +155,7 @@ impl<B: Backend> Checks<B> {
 
     // Requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns why these charges are not decided.
+    /// Returns the reason if these charges cannot be decided.
     fn refuses(&self, charges: &[Charge<'_>]) -> Option<B::Error> {
         if self.is_closed.load(Ordering::Relaxed) {
             return Some(Unanswered::Closed.into());
@@ -170,8 +172,8 @@ impl<B: Backend> Checks<B> {
         charges.iter().enumerate().map(pending).collect()
     }
 
-    /// Makes the requests for those charges that `wanted` names: one for each lane. `claim` returns
-    /// the claim of this process for the charge at an index, if its units are held.
+    /// Makes the requests for the charges that `wanted` names, one request for each lane. `claim` returns the
+    /// claim of this process for the charge at an index, if its units are held.
     fn parts(
         &self,
         intent: Intent,
@@ -223,8 +225,8 @@ impl<B: Backend> Checks<B> {
 
     // Events ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Reports to the observer that too many requests wait, or that one waited for too long. The backend does not see
-    /// these errors.
+    /// Reports to the observer that too many requests wait, or that a request waited too long. The backend does not
+    /// see these errors.
     fn report(&self, error: &B::Error) {
         if error.kind() == StoreErrorKind::Overloaded {
             self.shed.fetch_add(1, Ordering::Relaxed);

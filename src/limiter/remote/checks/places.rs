@@ -1,6 +1,6 @@
 //! Units of requests in flight: takes them, returns them, and renews what this process holds.
 //!
-//! The arithmetic is in [`holdings`](crate::limiter::remote::holdings). Here are its calls.
+//! The arithmetic is in [`holdings`](crate::limiter::remote::holdings). This file makes the calls.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -19,10 +19,11 @@ use crate::limiter::remote::holdings::{Bid, Claim, HeldKey, RecordedTake, Return
 use crate::limiter::remote::set::Set;
 use crate::limiter::{Charge, Effect, LeftLine, Refund};
 
-/// The maximum number of rows that are renewed at a time, so that checks wait for no more than one call of them.
+/// The maximum number of rows that are renewed at a time, so that a check waits for at most one call of
+/// renewals.
 const RENEWALS: usize = 64;
 
-/// How often renewals are checked within the time after which places lapse.
+/// The number of times that renewals are checked within the time after which places lapse.
 const LOOKS: u32 = 30;
 
 impl<B: Backend> Checks<B> {
@@ -35,7 +36,7 @@ impl<B: Backend> Checks<B> {
         Claim { standing: self.lines.standing(charge), ..claim }
     }
 
-    /// Returns the claim of a look at units that are held.
+    /// Returns the claim for a charge that only looks at held units.
     pub(super) fn look(&self, charge: &Charge<'_>) -> Claim {
         Claim { holder: self.holdings.holder(), standing: self.lines.standing(charge), ..Claim::default() }
     }
@@ -43,7 +44,7 @@ impl<B: Backend> Checks<B> {
     /// Puts the answer to a request into its charges. Returns whether the store decided them in one step.
     ///
     /// # Errors
-    /// Returns the reason why there is no answer. The set then has the receipts of the charges that
+    /// Returns the reason why there is no answer. In that case the set has the receipts of the charges that
     /// were still taken.
     pub(super) fn put_answer(
         self: &Arc<Self>,
@@ -106,7 +107,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Sends units back, or renews a row, at once. Its answer is recorded, and handed to a function.
+    /// Returns units or renews a row at once. The answer is recorded, and then passed to `then`.
     fn send_return(
         self: &Arc<Self>,
         back: &Return,
@@ -135,7 +136,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Sends these, at most [`RENEWALS`] at a time, and waits for the answers.
+    /// Sends these returns, at most [`RENEWALS`] at a time, and waits for the answers.
     async fn return_and_wait(self: &Arc<Self>, all: Vec<Return>) {
         let mut all = all.into_iter().peekable();
         while all.peek().is_some() {
@@ -174,7 +175,8 @@ impl<B: Backend> Checks<B> {
         self.backend.runtime().spawn(Self::leave_lines(Arc::downgrade(self), left));
     }
 
-    /// Tells the store of each line that this process has left, so that the store keeps no units for it.
+    /// Tells the store of each line that this process has left, so that the store keeps no units for the
+    /// line.
     async fn leave_lines(limiter: Weak<Self>, mut left: mpsc::Receiver<LeftLine>) {
         let mut lines = Vec::new();
         while left.recv_many(&mut lines, RENEWALS).await > 0 {

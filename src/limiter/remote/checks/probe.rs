@@ -13,7 +13,7 @@ use crate::limiter::{Charge, Reply};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-/// The time in which the store is asked once.
+/// The time within which the store is asked at most once.
 const ASKED_EACH: Duration = Duration::from_secs(1);
 
 /// The maximum number of keys that are tried to find a server that is not believed dead.

@@ -107,7 +107,7 @@ impl<B: Backend> Checks<B> {
         Ok(owed.decide())
     }
 
-    /// Takes charges of one lane. The charges are sent once more for each key that was reset since this process held
+    /// Takes charges of one lane. The charges are sent once more for each key that was reset after this process took
     /// units of it.
     async fn take_part(
         self: &Arc<Self>,
@@ -126,7 +126,7 @@ impl<B: Backend> Checks<B> {
         Ok(self.ask_for(request, |sender| PendingTake { sender, owed, terms }).await?)
     }
 
-    /// Returns what [`take`](Self::take) would, and takes nothing.
+    /// Returns the decision that [`take`](Self::take) would return, and takes nothing.
     pub(crate) fn peek(self: &Arc<Self>, charges: &[Charge<'_>]) -> CheckReply<Decision, B> {
         if let Some(error) = self.refuses(charges) {
             return Reply::Now(Err(error));
@@ -165,7 +165,8 @@ impl<B: Backend> Checks<B> {
     }
 }
 
-/// Forgets what this process knows of a key that is reset, when its answer is there or its caller has gone.
+/// Forgets what this process knows of a key that is being reset, when the answer to the reset has arrived or
+/// the caller has gone.
 struct EndReset<B: Backend> {
     checks: Arc<Checks<B>>,
     policy: Policy,

@@ -14,8 +14,8 @@ use crate::limiter::remote::flights::Receiver;
 use crate::limiter::remote::set::{self, Indices, Pending, Set};
 use crate::limiter::remote::unanswered::Unanswered;
 
-/// The number of times that charges are sent if a key is reset each time. Each of their keys that was reset before
-/// adds one try, because an answer names only one key.
+/// The number of times that charges are sent if a key is reset each time. Each key of the charges that was reset
+/// before adds one try, because an answer names only one key.
 const TRIES: usize = 2;
 
 /// The receiver of the answer to some charges of a set. The flight owns it, so the answer is noted even if the caller
@@ -26,18 +26,19 @@ pub(super) struct PendingTake<B: Backend> {
     pub(super) terms: AskOptions,
 }
 
-/// How charges are asked about.
+/// The options of a request for charges.
 #[derive(Clone, Copy)]
 pub(super) struct AskOptions {
-    /// When the request was sent.
+    /// The instant at which the request was sent.
     pub(super) sent: Timestamp,
-    /// True if a denial of another check may answer this one.
+    /// True if the denial of another check may answer this check.
     pub(super) repeats: bool,
     /// True if these are all of the charges that the store decides.
     pub(super) is_alone: bool,
 }
 
-/// The answer. If the caller has gone, the set is dropped, which refunds what it took.
+/// The answer for the caller. If the caller has gone, the set is dropped, which refunds the units that it
+/// took.
 pub(super) struct TakeResult<B: Backend> {
     pub(super) owed: UnsettledTake<B>,
     pub(super) is_repeated: bool,
@@ -47,7 +48,7 @@ pub(super) struct TakeResult<B: Backend> {
 /// Why charges were not taken.
 pub(super) enum NotTaken<E> {
     Failed(E),
-    /// A key was reset since this process held something of it, or its call was late. Nothing was taken.
+    /// A key was reset after this process took units of it, or the call was late. Nothing was taken.
     Refused,
 }
 
@@ -105,8 +106,8 @@ impl<B: Backend> Receiver<Answer<B::Error>, B::Error> for PendingTake<B> {
     }
 }
 
-/// A set whose requests are under way. If it is dropped before it is decided, the charges that it
-/// took are refunded.
+/// A set whose requests are under way. If the set is dropped before it is decided, the charges that it took
+/// are refunded.
 pub(super) struct UnsettledTake<B: Backend> {
     pub(super) checks: Arc<Checks<B>>,
     pub(super) set: Set,
@@ -144,7 +145,7 @@ impl<B: Backend> Checks<B> {
     }
 }
 
-/// Returns how often these charges are sent at most.
+/// Returns the maximum number of times that these charges are sent.
 pub(super) fn tries(set: &Set) -> usize {
     TRIES + set.iter().filter(|pending| pending.bid.is_some()).count()
 }
@@ -162,7 +163,7 @@ pub(super) fn take_out(set: &mut Set, indices: &Indices) -> Set {
 /// Puts the parts of a set together.
 ///
 /// # Errors
-/// The first error.
+/// Returns the first error.
 pub(super) fn put_together<E>(parts: Vec<Result<Set, E>>) -> Result<Decision, E> {
     let mut whole = Set::new();
     for part in parts {
@@ -172,7 +173,7 @@ pub(super) fn put_together<E>(parts: Vec<Result<Set, E>>) -> Result<Decision, E>
     Ok(set::decide(whole).0)
 }
 
-/// Puts the decisions about these charges into them. Returns whether the store decided them in one step.
+/// Puts the decisions about these charges into the set. Returns whether the store decided them in one step.
 pub(super) fn put_decisions<E: From<Unanswered>>(set: &mut Set, answer: Result<Answer<E>, E>) -> Result<bool, E> {
     let (decision, in_one_step, failed) = match answer? {
         Answer::Decided(decision) => (decision, true, None),

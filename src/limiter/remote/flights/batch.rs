@@ -1,4 +1,4 @@
-//! A store as the flights see it, and the batches of requests that it gets.
+//! A store as the flights use it, and the batches of requests that the store gets.
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -19,8 +19,9 @@ pub(crate) trait RemoteStore: Send + Sync + Sized + 'static {
     type Error: From<Unanswered> + Send + 'static;
     type Queue: LaneQueue<Self>;
 
-    /// Sends requests of one lane in one call, and answers each. At `until` the last caller stops waiting. `store_time`
-    /// is what the store's clock shows when the call arrives, as far as the lane's last answer tells.
+    /// Sends requests of one lane in one call, and answers each. The last caller stops waiting at `until`.
+    /// `store_time` is the time that the store's clock shows when the call arrives, estimated from the lane's last
+    /// answer.
     fn send_batch(
         &self,
         callers: Vec<Caller<Self>>,
@@ -35,12 +36,12 @@ pub(crate) trait RemoteStore: Send + Sync + Sized + 'static {
     fn record_unsent(&self, error: &Self::Error);
 }
 
-/// The result of a call of the store.
+/// The result of a call to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallResult {
     /// The store answered.
     Answered {
-        /// How long the next flight with the same keys waits.
+        /// The time for which the next flight with the same keys waits.
         rest: Duration,
         /// The time of the store's clock, if the store reported it.
         clock: Option<Timestamp>,
@@ -58,8 +59,9 @@ pub(crate) struct CallLimits {
 }
 
 impl CallLimits {
-    /// Returns by how much a flight with this many units counts towards the window. A call over a connection of its own
-    /// counts as one, because its time depends on its trip and the store's disk, and hardly on its units.
+    /// Returns by how much a flight with this many units counts towards the window. A call over its own connection
+    /// counts as one, because its duration depends on the round trip and the store's disk, and hardly on the number
+    /// of units.
     pub(super) fn counted(self, units: usize) -> u64 {
         match self.calls {
             Calls::Pipelined => units as u64,
@@ -71,31 +73,32 @@ impl CallLimits {
 /// The maximum number of calls of a lane at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Calls {
-    /// They share a connection. Their number follows from the duration of a call.
+    /// The calls share a connection. The number of calls follows from the duration of a call.
     Pipelined,
-    /// Each call takes a connection of its own, or costs the store as much as if it were sent together with others.
+    /// Each call uses its own connection, or costs the store as much as if it were sent together with other calls.
     Separate(usize),
 }
 
 /// The requests of a lane that wait for a flight. The queue decides which requests share a flight.
 pub(crate) trait LaneQueue<F: RemoteStore<Queue = Self>>: Default + Send + 'static {
-    /// The keys that no other flight may have until this one has ended.
+    /// The keys of a flight, which no other flight may have until that flight has ended.
     type Held: Send + 'static;
 
     fn push(&mut self, waiting: QueuedRequest<F>);
 
-    /// Returns how many units may be sent now. A unit is the work of one request, unless requests share it.
+    /// Returns how many units may be sent now. A unit is the work of one request, unless several requests
+    /// share a unit.
     fn ready(&self) -> usize;
 
-    /// Returns the number of waiting units that are sent before a check that comes now.
+    /// Returns the number of waiting units that are sent before a check that arrives now.
     fn before_a_check(&self) -> usize;
 
     /// Moves requests of at most `room` units into the batch. Returns what the flight holds, and its number of units.
     /// Returns `None` if the batch is empty.
     fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<(Self::Held, usize)>;
 
-    /// Releases what a flight held. Requests whose callers have gone are also moved, so that they are dropped without
-    /// the lock.
+    /// Releases what a flight held. Requests whose callers have gone are moved to `gone`, so that the requests are
+    /// dropped without the lock.
     fn release(&mut self, held: Self::Held, gone: &mut Vec<QueuedRequest<F>>);
 
     /// Takes out all requests.
@@ -104,14 +107,14 @@ pub(crate) trait LaneQueue<F: RemoteStore<Queue = Self>>: Default + Send + 'stat
     /// Returns whether the request with this number waits.
     fn has(&self, number: u64) -> bool;
 
-    /// Returns when the check that has waited longest came.
+    /// Returns the instant at which the check that has waited longest arrived.
     fn oldest(&self) -> Option<Instant>;
 
     /// Frees the memory that a burst needed.
     fn shrink(&mut self) {}
 }
 
-/// The requests that a flight sends, and those that it removed from the queue without sending them.
+/// The requests that a flight sends, and the requests that were removed from the queue without being sent.
 pub(crate) struct Batch<F: RemoteStore> {
     now: Instant,
     /// The time that a request needs for its answer.
@@ -119,7 +122,7 @@ pub(crate) struct Batch<F: RemoteStore> {
     /// True if no other flight is under way.
     is_idle: bool,
     pub(super) callers: Vec<Caller<F>>,
-    /// The latest deadline of these requests. `None` if none of them has one.
+    /// The latest deadline of these requests. `None` if no request has a deadline.
     pub(super) until: Option<Instant>,
     /// True if one of these requests is a correction, which has no deadline.
     pub(super) has_corrections: bool,
@@ -169,13 +172,13 @@ impl<F: RemoteStore> Batch<F> {
 
 /// Receives the answer to a request, in the task of its flight.
 pub(crate) trait Receiver<A, E>: Send {
-    /// Returns whether the answer is no longer needed. The request is then not sent.
+    /// Returns whether the answer is no longer needed. Such a request is not sent.
     fn is_gone(&self) -> bool {
         false
     }
 
-    /// Called right before the request is sent. Returns the answer if it is known by now. The request
-    /// is then not sent.
+    /// Returns the answer if it is known by now; the request is then not sent. This method is called right
+    /// before the request would be sent.
     fn known(&mut self) -> Option<A> {
         None
     }
@@ -252,14 +255,14 @@ impl<F: RemoteStore> Caller<F> {
     }
 }
 
-/// Hands an answer over. The caller's waker may be the application's code. If it panics, the other callers still get
-/// their answers.
+/// Passes an answer to its receiver. The caller's waker may be the application's code. If that code panics, the
+/// other callers still get their answers.
 pub(super) fn hand_over<A, E>(receiver: Box<dyn Receiver<A, E>>, answer: Result<A, E>) {
     contained(|| receiver.answer(answer));
 }
 
-/// Hands out the answers to the callers, in their order. The answers of callers that have gone come last and in reverse
-/// order, because their charges are refunded, and a queue accepts only the refund of its newest slot.
+/// Passes the answers to the callers, in the order of the callers. The answers of callers that have gone come last
+/// and in reverse order, because their charges are refunded, and a queue accepts only the refund of its newest slot.
 pub(crate) fn hand_out<F: RemoteStore>(
     callers: impl IntoIterator<Item = Caller<F>>,
     answers: impl IntoIterator<Item = Result<F::Answer, F::Error>>,

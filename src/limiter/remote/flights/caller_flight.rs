@@ -1,9 +1,9 @@
-//! A flight that a caller drives.
+//! A flight that a caller drives, and not a task.
 //!
-//! So a lone check is polled no more often than a bare call. With a task for each flight, two threads of a runtime
-//! would wake each other for each check, which takes a quarter of its time (`benches/redis.rs`, "throughput"). As
-//! soon as another request waits for the flight, or the caller goes, the flight becomes a task. So no request
-//! depends on another caller's future being polled.
+//! With such a flight, a lone check is polled no more often than a bare call. With a task for each flight, two
+//! threads of a runtime would wake each other for each check, which takes a quarter of the check's time
+//! (`benches/redis.rs`, "throughput"). As soon as another request waits for the flight, or the caller goes, the
+//! flight becomes a task. So no request depends on the polling of another caller's future.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -24,7 +24,7 @@ pub(crate) struct CallerFlight {
     runtime: Handle,
 }
 
-/// The flight of a request, as its caller sees it.
+/// The handle by which a caller waits for the flight of its request.
 pub(crate) struct FlightHandle(Option<Arc<CallerFlight>>);
 
 impl FlightHandle {
@@ -38,7 +38,7 @@ impl FlightHandle {
         Self(Some(flight))
     }
 
-    /// Waits for the answer, and drives the flight if its caller does. Returns `None` if the deadline has passed.
+    /// Waits for the answer, and drives the flight if no task does. Returns `None` if the deadline has passed.
     pub(crate) async fn wait<T>(
         &self,
         mut answer: oneshot::Receiver<T>,
@@ -69,7 +69,8 @@ impl Drop for FlightHandle {
 enum DriverState {
     /// The caller polls the flight next. The waker is the caller's.
     Idle(Flying, Waker),
-    /// The caller polls the flight now. If another thread wants it to be a task, the caller makes it one after that.
+    /// The caller polls the flight now. If another thread wants the flight to be a task, the caller makes it a task
+    /// after this poll.
     Polled { becomes_task: bool },
     /// The flight has ended, or is a task.
     Left,
@@ -98,8 +99,9 @@ impl CallerFlight {
         }
     }
 
-    /// Drives the flight, in the caller's task and in the context of the limiter's runtime, to which its timers belong.
-    /// Returns whether the caller's next poll has to drive it. Otherwise it has ended, or is a task.
+    /// Drives the flight, in the caller's task and in the context of the limiter's runtime, to which its timers
+    /// belong. Returns whether the caller's next poll has to drive the flight. Otherwise the flight has ended, or is
+    /// a task.
     fn drive(&self, cx: &mut Context<'_>) -> bool {
         let Some(mut flight) = self.take_to_poll() else { return false };
         let mut has_ended = true; // also by a panic of an observer, which is kept from the caller as a task keeps it
@@ -123,7 +125,7 @@ impl CallerFlight {
         false
     }
 
-    /// Makes the flight a task, unless it already is one or has ended.
+    /// Makes the flight a task, unless it already is a task or has ended.
     pub(crate) fn make_task(&self) {
         let mut state = self.state();
         match &mut *state {

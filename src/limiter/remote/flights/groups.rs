@@ -1,12 +1,12 @@
 //! The queue of a lane in which requests with a key in common share a flight.
 //!
-//! Requests that are joined by keys are a group, and a key is in one flight at a time: requests that
-//! come during that flight wait, and go together in the next one. When a flight has ended, the requests that wait are
-//! grouped anew. Groups that share no key can share a flight.
+//! Requests that are linked by common keys form a group, and a key is in only one flight at a time. Requests that
+//! arrive during that flight wait, and go together in the next flight. When a flight has ended, the waiting requests
+//! are grouped anew. Groups that share no key can share a flight.
 //!
 //! A request can join groups whose flights are under way. If a later request would join such a flight to a group that
-//! is ready to fly, that group is closed first. So no request waits for flights with other keys that began after it
-//! came.
+//! is ready to fly, that group is closed first. So no request waits for flights with other keys that began after the
+//! request arrived.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,11 +15,11 @@ use tokio::time::Instant;
 
 use super::batch::{Batch, LaneQueue, QueuedRequest, RemoteStore};
 
-/// The maximum number of requests of one group. Decided at about a microsecond each, they hold their flight for a
-/// millisecond.
+/// The maximum number of requests of one group. At about a microsecond for each request, such a group occupies
+/// its flight for a millisecond.
 const BATCH: usize = 1_024;
 
-/// The maximum number of keys of a group, unless one request has more.
+/// The maximum number of keys of a group, unless one request has more keys.
 const KEYS: usize = 64;
 
 /// The hashes of the keys of a flying group.
@@ -31,25 +31,27 @@ pub(crate) trait Keyed {
     fn keys(&self) -> impl Iterator<Item = u64>;
 }
 
-/// The requests that wait, by the groups of their keys.
+/// The waiting requests, in the groups of their keys.
 pub(crate) struct Groups<F: RemoteStore> {
     /// The number of each key's group, by the key's hash.
     of_keys: HashMap<u64, u64, foldhash::fast::RandomState>,
     groups: HashMap<u64, KeyGroup<F>, foldhash::fast::RandomState>,
-    /// The groups that may fly, in their order. Some numbers may belong to groups that have become part of others.
+    /// The numbers of the groups that may fly, in order. Some numbers may belong to groups that have become part
+    /// of other groups.
     ready: VecDeque<u64>,
-    /// How many groups may fly.
+    /// The number of groups that may fly.
     count: usize,
-    /// The closed groups by their numbers. No further request joins them.
+    /// The closed groups by their numbers. No further request joins a closed group.
     closed: HashMap<u64, (Keys, Vec<QueuedRequest<F>>), foldhash::fast::RandomState>,
     next: u64,
 }
 
-/// Requests that are joined by keys.
+/// Requests that are linked by common keys.
 struct KeyGroup<F: RemoteStore> {
     keys: Vec<u64>,
     waiting: VecDeque<QueuedRequest<F>>,
-    /// The keys of each flight. There are several flights if groups were joined while theirs were under way.
+    /// The keys of each flight. A group has several flights if groups were joined while their flights were
+    /// under way.
     flights: SmallVec<[Keys; 1]>,
     /// True if the group's number is in the queue of groups that may fly.
     is_ready: bool,
@@ -93,7 +95,7 @@ where
         self.count
     }
 
-    /// A unit is a group, because the cost of a call for the store depends on its keys.
+    /// A unit is a group, because the cost of a call for the store depends on the call's keys.
     fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<(Self::Held, usize)> {
         let mut held = Self::Held::new();
         while held.len() < room {
@@ -161,7 +163,7 @@ where
         closed.chain(self.groups.values().flat_map(|group| &group.waiting))
     }
 
-    /// Adds a request to the group of its keys. If the request joins several groups, they become one.
+    /// Adds a request to the group of its keys. If the request joins several groups, these groups become one.
     fn join(&mut self, waiting: QueuedRequest<F>) {
         let mut joined: SmallVec<[u64; 4]> = SmallVec::new();
         for key in waiting.request.keys() {
@@ -206,8 +208,8 @@ where
         self.next
     }
 
-    /// Ends the flight of a group with these keys, and groups the requests anew that waited for it. Other flights of
-    /// the group then are groups of their own.
+    /// Ends the flight of a group with these keys, and regroups the requests that waited for this flight. The other
+    /// flights of the group then belong to groups of their own.
     fn end(&mut self, keys: &[u64], gone: &mut Vec<QueuedRequest<F>>) {
         let number = keys.first().and_then(|key| self.of_keys.get(key)).copied();
         let Some(group) = number.and_then(|number| self.groups.remove(&number)) else { return };
@@ -230,7 +232,7 @@ where
         }
     }
 
-    /// Closes each group that may fly, if the request would join it to a group with a flight.
+    /// Closes each group that may fly, if the request would merge it with a group that has a flight.
     fn close_before(&mut self, waiting: &QueuedRequest<F>) {
         let numbers: SmallVec<[u64; 4]> =
             waiting.request.keys().filter_map(|key| self.of_keys.get(&key)).copied().collect();
@@ -247,7 +249,8 @@ where
         }
     }
 
-    /// Takes the requests of a group that may fly out of it. Returns `None` if the group has become part of another.
+    /// Takes requests out of a group that may fly, at most as many as one flight may have. Returns `None` if the
+    /// group has become part of another group.
     fn close(&mut self, number: u64) -> Option<(Keys, Vec<QueuedRequest<F>>)> {
         let group = self.groups.get_mut(&number).filter(|group| group.is_ready)?;
         let (mut batch, mut keys) = (Vec::new(), Keys::new());

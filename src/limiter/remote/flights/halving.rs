@@ -1,11 +1,11 @@
 //! Finds out which part of a call's time the limiters of a store cause together, and which part other clients cause.
 //!
-//! From one process both look alike: a server whose neighbours run long scripts, and a server that twenty processes of
-//! ours fill. In the first case this process may send more, at no cost to others. In the second case nearly every
-//! answer would come too late. So while calls are long, all limiters of a store halve their windows at the same times:
-//! in every second [`HalvingPhase`] of the store's clock, whose time its answers report. The time that limiters cause
-//! is halved then, and the time that others cause is not. The two measured times give the time of a call while no
-//! limiter sends anything.
+//! To one process, a server whose neighbours run long scripts looks like a server that twenty processes of this crate
+//! fill. If the neighbours make calls long, this process may send more, at no cost to others. If this crate's
+//! processes make calls long, nearly every answer would come too late. So while calls are long, all limiters of a
+//! store halve their windows at the same times: in every second [`HalvingPhase`] of the store's clock, whose time its
+//! answers report. The time that limiters cause is halved in such a phase, and the time that others cause is not. The
+//! two measured times give the time of a call while no limiter sends anything.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ const PHASE_US_MIN: u64 = 1 << 19;
 /// The least number of calls that a phase must have to be used.
 const CALLS_MIN: u64 = 3;
 
-/// A part of the time of a store's clock.
+/// A phase of the time on a store's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HalvingPhase {
-    /// Counts the pairs of a phase with whole windows and the next one with halved ones.
+    /// The number of a pair of phases: a phase with whole windows, and the next phase with halved windows.
     pair: u64,
     /// Whether windows are halved.
     pub(super) is_halved: bool,
@@ -39,13 +39,14 @@ pub(super) struct StoreClock {
 }
 
 impl StoreClock {
-    /// Makes the clock of an answer that states this time. Its call was sent and answered at these instants.
+    /// Makes the clock from an answer that states this time. The call was sent and answered at these
+    /// instants.
     pub(super) fn new(stated: Timestamp, sent: Instant, answered: Instant) -> Self {
         Self { stated, sent, answered }
     }
 
-    /// Returns what the clock shows when a call that is sent now reaches the store, if its way there takes as long as
-    /// that of the last one.
+    /// Returns the time that the clock shows when a call that is sent now reaches the store, if this call takes as
+    /// long to arrive as the last call.
     pub(super) fn at_arrival(self, now: Instant) -> Timestamp {
         self.stated.saturating_add(now.saturating_duration_since(self.sent))
     }
@@ -95,9 +96,9 @@ pub(super) struct Finding {
 }
 
 impl Halving {
-    /// Records a call. Returns the finding of the last pair of phases if this call belongs to the next one. There is
-    /// none unless this limiter had fewer requests in flight while its window was halved, because halving a window
-    /// that is not full changes nothing.
+    /// Records a call. Returns the finding of the last pair of phases if this call belongs to the next pair. There
+    /// is no finding unless this limiter had fewer requests in flight while its window was halved, because halving a
+    /// window that is not full changes nothing.
     pub(super) fn record(&mut self, phase: HalvingPhase, took: u64, in_flight: u64) -> Option<Finding> {
         let finding = if phase.pair == self.pair { None } else { self.finding() };
         if phase.pair != self.pair {

@@ -1,17 +1,18 @@
 //! The law of load: how many calls and requests a lane has in flight, and which requests are not sent.
 //!
-//! The number of decisions rises with the load up to what the store can carry within the deadline, and stays there:
+//! The number of decisions rises with the load up to the number that the store can make within the deadline, and
+//! stays there:
 //!
 //! * A request is not sent if its answer would come too late. So the store does no work for answers that no caller
-//!   waits for. Such work is what makes throughput collapse under an overload.
-//! * The window bounds the requests in flight, or the calls if each has a connection of its own. It
-//!   grows while requests wait for it and calls take less than seven tenths of the deadline, and
-//!   shrinks when they take longer. Limiters that share a store get about the same window, because
-//!   each adds the same small step.
-//! * Calls that other clients make long are no reason to send less. [`halving`](super::halving) distinguishes them
-//!   from calls that limiters make long.
-//! * Calls are few while they are short, because one call of many requests costs less. They are many while they are
-//!   long, because a call that waits costs nothing.
+//!   waits for. Such work makes throughput collapse under an overload.
+//! * The window bounds the requests in flight, or the calls in flight if each call has its own connection.
+//!   The window grows while requests wait for it and calls take less than seven tenths of the deadline, and
+//!   shrinks when calls take longer. Limiters that share a store get about the same window, because each
+//!   limiter adds the same small step.
+//! * Calls that other clients make long are no reason to send less. [`halving`](super::halving) distinguishes such
+//!   calls from calls that limiters make long.
+//! * A lane has few calls in flight while calls are short, because one call with many requests costs less. A lane
+//!   has many calls in flight while calls are long, because a call that waits costs nothing.
 //!
 //! DESIGN.md says which other laws were tried.
 
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 use super::halving::{Halving, HalvingPhase};
 
-/// The requests that may be in flight before any call has been measured.
+/// The number of requests that may be in flight before any call has been measured.
 const WINDOW: u64 = 512;
 
 /// The bounds of the window.
@@ -29,8 +30,8 @@ const WINDOW_MAX: u64 = 1 << 16;
 /// A window of one request has this many parts. Windows and gains are counted in such parts.
 const PART: u64 = 1 << 10;
 
-/// The bounds of the number of calls of a lane at a time, if they share a connection. With two, 16 callers got half the
-/// checks that a call for each gets: the store and the process waited for each other.
+/// The bounds of the number of calls of a lane at a time, if they share a connection. With two calls at a time, 16
+/// callers got half as many checks as with a call for each, because the store and the process waited for each other.
 pub(super) const CALLS_MIN: u64 = 4;
 const CALLS_MAX: u64 = 64;
 
@@ -40,18 +41,19 @@ const CALLS_MAX: u64 = 64;
 const CALLS_PER_MS: u64 = 6;
 const CALL_SHORT: u64 = 2_000_000;
 
-/// A flight has at most this part of the window, so that a store that is the bottleneck has several to work on.
+/// A flight has at most this part of the window, so that a store that is the bottleneck has several flights to
+/// work on.
 const FLIGHTS_MIN: u64 = 8;
 
 /// The times of a lane's calls in nanoseconds, and the bounds that follow from them.
 pub(super) struct LoadWindow {
-    /// The smoothed time of a call. It is 0 before the first one.
+    /// The smoothed time of a call, or 0 before the first call.
     call: u64,
-    /// The smoothed deviation from that time.
+    /// The smoothed deviation of calls from that smoothed time.
     spread: u64,
     /// The maximum number of calls at a time, if they share a connection.
     calls: u64,
-    /// The time of a call while no other one is in flight. It is 0 before the first one.
+    /// The time of a call while no other call is in flight, or 0 before the first such call.
     alone: u64,
     halving: Halving,
     /// Whether windows are halved now.
@@ -60,7 +62,8 @@ pub(super) struct LoadWindow {
     others_make_long: bool,
     /// The maximum number of requests in flight, in parts.
     window: u64,
-    /// The window when calls last became too long, in parts. The window grows quickly up to half of that.
+    /// The window at the instant when calls last became too long, in parts. The window grows quickly up to
+    /// half of this value.
     proven: u64,
     course: Course,
     /// True if requests have waited for the window since the last call came back.
@@ -74,14 +77,14 @@ enum Course {
     Shrank,
 }
 
-/// The load of a flight and of those beside it when it was sent.
+/// The load of a flight, and of the flights beside it, at the instant when the flight was sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
-    /// Its requests.
+    /// The number of its requests.
     pub(super) units: u64,
-    /// All requests in flight, its own included.
+    /// The number of all requests in flight, including those of this flight.
     pub(super) in_flight: u64,
-    /// All flights, itself included.
+    /// The number of all flights, including this flight.
     pub(super) flights: usize,
     /// The phase of the store's clock. `None` if the store does not report its time.
     pub(super) phase: Option<HalvingPhase>,
@@ -105,24 +108,25 @@ impl LoadWindow {
         }
     }
 
-    /// Returns the smoothed time of a call. `None` before the first one.
+    /// Returns the smoothed time of a call. `None` before the first call.
     pub(super) fn call(&self) -> Option<Duration> {
         (self.call > 0).then(|| Duration::from_nanos(self.call))
     }
 
-    /// Returns the time of a quick call if no other one is in flight, if that is known.
+    /// Returns the time of a quick call while no other call is in flight, if that time is known.
     pub(super) fn alone(&self) -> Option<Duration> {
         (self.alone > 0).then(|| Duration::from_nanos(self.alone))
     }
 
-    /// Returns the time that a request needs for its answer if it is sent now. It is zero before the first call.
+    /// Returns the time that a request needs for its answer if it is sent now. The time is zero before the first
+    /// call.
     ///
     /// If a lone call takes about as long as others, the limiters do not make calls long, and a late answer costs
-    /// others nothing. Then this is the time of a quick call.
+    /// others nothing. In this case the result is the time of a quick call.
     ///
-    /// Otherwise it is less than the deadline, so a new request may always be sent if the window has room.
-    /// If it were not, a too long estimate would stay: refused callers would come again at once and keep
-    /// the process busy, so that it read the few answers late.
+    /// Otherwise the result is less than the deadline, so a new request may always be sent if the window has
+    /// room. With a larger result, an estimate that is too long would stay: refused callers would retry at
+    /// once and keep the process busy, so that the process read the few answers late.
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
@@ -154,14 +158,15 @@ impl LoadWindow {
         self.calls
     }
 
-    /// Returns the maximum number of requests of the next flight, if `in_flight` are under way. It is at least one.
+    /// Returns the maximum number of requests of the next flight, if `in_flight` are under way. The result is at
+    /// least one.
     pub(super) fn room(&self, in_flight: u64, most: u64) -> u64 {
         let left = self.units().saturating_sub(in_flight);
         most.min(left).min(self.units() / FLIGHTS_MIN).max(1)
     }
 
-    /// Returns whether the window has room for as many requests as a flight should have: for all that wait, or for as
-    /// many as one flight may have. So flights do not become small while many requests wait.
+    /// Returns whether the window has room for as many requests as a flight should have: for all waiting requests, or
+    /// for as many as one flight may have. So flights do not become small while many requests wait.
     pub(super) fn has_room(&self, in_flight: u64, waiting: u64, most: u64) -> bool {
         let left = self.units().saturating_sub(in_flight);
         left >= waiting.min(most).min(self.units() / FLIGHTS_MIN).max(1)
@@ -235,7 +240,7 @@ impl LoadWindow {
         self.window = window.clamp(WINDOW_MIN * PART, WINDOW_MAX * PART);
     }
 
-    /// Updates the time of a lone call by this call.
+    /// Updates the time of a lone call with the time of this call.
     fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, deadline: u64) {
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
@@ -256,14 +261,15 @@ impl LoadWindow {
         }
     }
 
-    /// Records that a call was not answered before its callers had gone. It counts as longer than the deadline.
+    /// Records that a call was not answered before its callers had gone. Such a call counts as longer than the
+    /// deadline.
     pub(super) fn record_silence(&mut self, sent: Sent, deadline: Duration) {
         self.record(deadline + deadline / 4, sent, deadline);
     }
 
     /// Records that a call failed after this time. Quick failures reset the estimate and the window to their initial
-    /// values. Otherwise those of a slow moment would stay for as long as the store answers with errors, and checks
-    /// would not be sent because of them.
+    /// values. Without this, the values of a slow moment would stay for as long as the store answers with errors,
+    /// and checks would not be sent because of these values.
     pub(super) fn record_failure(&mut self, took: Duration, sent: Sent, deadline: Duration) {
         if took > deadline / 2 {
             return;
@@ -275,28 +281,29 @@ impl LoadWindow {
 
     /// Returns how long a call may take before the window shrinks.
     ///
-    /// If others make calls long, some of them are late, whatever this process does. If most of them are late,
-    /// that belief may be wrong, and a smaller window shows it.
+    /// If other clients make calls long, some calls are late, whatever this process does. If most calls are
+    /// late, other clients may not be the cause, and a smaller window shows whether they are.
     fn goal(&self, deadline: u64) -> u64 {
         if self.others_make_long && self.call > deadline / 2 { deadline / 10 * 13 } else { self.target(deadline) }
     }
 
     /// Returns how long a call may take if the limiters make calls long: seven tenths of the deadline. If even a lone
-    /// call takes longer, it is that time plus half of the rest of the deadline, or a little more than a lone call
-    /// takes.
+    /// call takes longer, the result is that longer time plus half of the rest of the deadline, or a little more than
+    /// a lone call takes.
     fn target(&self, deadline: u64) -> u64 {
         let half = if self.alone < deadline { (self.alone + deadline) / 2 } else { 0 };
         (deadline / 10 * 7).max(half).max(self.beyond_alone(deadline))
     }
 
-    /// Returns the time from which a call takes longer because of others in flight. It is zero if that is not
-    /// known, or if even a lone call is late, because then only a few calls are worth it.
+    /// Returns the time from which a call takes longer because of other calls in flight. The result is zero
+    /// if that time is not known. The result is also zero if even a lone call is late, because then only a
+    /// few calls are worth sending.
     fn beyond_alone(&self, deadline: u64) -> u64 {
         if self.alone < deadline / 8 * 9 { self.alone + self.alone / 20 * 3 } else { 0 }
     }
 }
 
-/// Returns a smoothed number that moves towards another one by one part of this many.
+/// Returns a smoothed number that moves towards another number by one of `parts` parts of the difference.
 fn moved(from: u64, to: u64, parts: u64) -> u64 {
     if to >= from { from + (to - from) / parts } else { from - (from - to) / parts }
 }
