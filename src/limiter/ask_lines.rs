@@ -70,8 +70,8 @@ pub(crate) struct AskLines {
 struct AskTable {
     lines: HashMap<AskLineKey, AskLine>,
     turns: u64,
-    /// The latest time that a caller's timer reported. The lines use it for a timer that cannot sleep, and so
-    /// reports no time.
+    /// The latest time that a caller's timer reported. The lines use this time for a timer that cannot sleep
+    /// and so reports no time.
     now_us: u64,
 }
 
@@ -89,7 +89,7 @@ struct AskLine {
     asking: BTreeMap<u64, Asking>,
     /// The instant at which the first caller may ask.
     due_us: u64,
-    /// The units that the last decision left, minus those for which callers are asking.
+    /// The units that the last decision left, minus the units for which callers are asking.
     spare: u64,
     /// The number of callers that may ask at once, because calls have failed.
     released: u64,
@@ -264,8 +264,8 @@ impl AskLine {
         }
     }
 
-    /// Returns the instant at which a caller may ask. `position` is the number of callers before it, and
-    /// `largest` the largest cost among them and the caller. The caller waits [`PATIENCE_US`] for each caller
+    /// Returns the instant at which a caller may ask. `position` is the number of callers before the caller,
+    /// and `largest` is the largest cost among all of these. The caller waits [`PATIENCE_US`] for each caller
     /// before it, from the instant at which all of them may ask.
     fn may_ask_us(&self, position: usize, largest: u64) -> u64 {
         let patience_us = PATIENCE_US.saturating_mul(u64::try_from(position).unwrap_or(u64::MAX));
@@ -317,7 +317,7 @@ impl AskLine {
     /// named will have passed when a call that is sent now arrives.
     ///
     /// A call that asks too early costs a whole round trip. So the measure falls to a shorter round trip at
-    /// once, and rises to a longer one slowly. An answer that did not come from the store is not measured.
+    /// once, and rises to a longer one slowly. A call that failed is not measured.
     fn measure(&mut self, asking: Asking, now_us: u64) -> u64 {
         let took_us = now_us.saturating_sub(asking.since_us);
         let usual_us = self.trip_us.map_or(took_us, |usual_us| usual_us + took_us.saturating_sub(usual_us) / 8);

@@ -36,7 +36,7 @@ pub struct Charge<'a> {
     pub policy: &'a Policy,
     /// The key.
     pub key: &'a Key,
-    /// Units to take; 0 looks.
+    /// The units to take. A cost of 0 only looks.
     pub cost: u64,
     /// The effect that a denial of this charge has on the set.
     pub effect: Effect,

@@ -42,8 +42,8 @@ use crate::store_load::StoreLoad;
 ///   anything, but must not panic or hang.
 /// * **Cost 0** looks: it takes nothing, and is allowed unless the key is
 ///   [blocked](crate::Quota::block).
-/// * **Unsupported quotas and effects** are errors; they are never ignored.
-///   [`supports`](Self::supports) says which quotas a limiter can keep.
+/// * **Unsupported quotas and effects** are errors; they are never ignored. [`supports`](Self::supports) says
+///   whether a limiter can keep the states of a quota.
 /// * **Errors** mean that the limiter failed, for example because its store is away. A refusal is not an
 ///   error. The middleware's [`OnError`](crate::OnError) decides what happens to a request whose limiter
 ///   failed.
@@ -103,13 +103,13 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Forgets the state of a (policy, key) pair, so that its whole quota is available.
     ///
-    /// A limiter that remembers the denials of its store forgets those of the pair in this process at once. Other
-    /// processes may refuse the key for as long as they remember its denials: about a second with this crate's
-    /// limiters.
+    /// A limiter that remembers the denials of its store forgets the denials of the pair in this process at once.
+    /// Other processes may refuse the key for as long as they remember its denials: about a second with this
+    /// crate's limiters.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
 
-    /// Asks whether the limiter can decide now, for a readiness probe. By default this returns `Ok` and asks
-    /// nothing.
+    /// Asks whether the limiter can decide now, for a readiness probe. By default `probe` returns `Ok` and
+    /// asks nothing.
     ///
     /// The limiters of this crate that have a store ask it to decide a check of a key that only probes use, at most
     /// once a second. So a probe succeeds again after the store recovers, even without requests, and fails if the
@@ -117,14 +117,14 @@ pub trait Limiter: Send + Sync + 'static {
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if both of its limiters do.
     ///
     /// The guide says [how to use the answer](crate::guide::redis_and_failures#readiness). Do not use the
-    /// error of statistics in a probe. The error in the statistics stays until a check succeeds. A process
-    /// that gets no requests because of the error would never make such a check.
+    /// error in the statistics for a probe. That error stays in the statistics until a check succeeds. A
+    /// process that gets no requests because of the error would never make such a check.
     fn probe(&self) -> Reply<(), Self::Error, Self::Future<()>> {
         Reply::Now(Ok(()))
     }
 
-    /// Checks whether this limiter can keep the states of a quota. By default it can keep the states of all
-    /// quotas except [concurrency limits](Quota::concurrent), whose units come back only by refunds. A
+    /// Checks whether this limiter can keep the states of a quota. By default a limiter can keep the states
+    /// of all quotas except [concurrency limits](Quota::concurrent), whose units come back only by refunds. A
     /// limiter whose store outlives the process supports concurrency limits only if it returns the units of a
     /// process that dies.
     ///
@@ -190,7 +190,7 @@ pub trait LimiterHooks: Send + Sync {
     }
 
     /// Adds an observer of the limiter's [events](crate::observe::LimiterEvent). A layer that has an observer calls
-    /// `observe` before its first request. By default this does nothing.
+    /// `observe` before its first request. By default `observe` does nothing.
     ///
     /// A limiter reports each event to each of its observers. If several observers have the same
     /// [identity](Observer::identity), the limiter keeps one of them. The limiters of this crate keep at most 32

@@ -29,8 +29,8 @@ use crate::key::Key;
 /// The policy, key and cost that a line is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DepartureKey {
-    /// The fingerprint of the policy's name and quota. The quota is part of it because a layer's rules may
-    /// change while requests wait.
+    /// The fingerprint of the policy's name and quota. The fingerprint includes the quota, because a layer's
+    /// rules may change while requests wait.
     pub(crate) policy: u64,
     pub(crate) key: Key,
     /// A slot fits only requests of its own cost: a more costly request would depart too close to the next

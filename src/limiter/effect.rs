@@ -18,18 +18,18 @@ pub enum Effect {
     /// If the set is allowed, the charge is taken even if too few units are left. The missing units become debt (see
     /// [`Quota::max_debt`](crate::Quota::max_debt)).
     Force,
-    /// The charge is taken only if a preceding charge is denied. Blocks and meters use it.
+    /// The charge is taken only if a preceding charge is denied. Blocks and meters use this effect.
     ///
     /// The charge belongs to the `of` charges right before it in the set, its *partners*, which are for the
     /// same key.
     ///
     /// * If the quota of a partner denies the set, this charge is taken even if too few units are left. Only a full
     ///   [meter](crate::Quota::meter) denies this charge. If no partner is denied, this charge only looks, like a
-    ///   cost of 0.
+    ///   charge with cost 0.
     /// * A [block](crate::Quota::block) or a full meter that denies this charge denies the set. A
     ///   block whose partners are all observed or forced is itself only observed.
-    /// * If a partner is enforced, this charge is taken although the set is denied, because it counts such
-    ///   denials. The charge then has no receipt.
+    /// * If a partner is enforced, this charge is taken although the set is denied, because this charge
+    ///   counts denials. The charge then has no receipt.
     ///
     /// For quotas other than blocks and meters, `RedisLimiter` returns an error, and
     /// `MemoryLimiter` and `StoreLimiter` take the charge as [forced](Self::Force).

@@ -54,7 +54,7 @@ pub struct FallbackLimiter<P, S> {
     second: Second<S>,
 }
 
-/// The limiter that is asked if the first fails, and the observers of its failures.
+/// The limiter that is asked if the first fails, and the observers of the first limiter's failures.
 #[derive(Clone)]
 struct Second<S> {
     limiter: S,

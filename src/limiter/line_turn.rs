@@ -10,9 +10,9 @@ use crate::decision::ChargeDecision;
 
 /// A turn of a request, or of a caller of [`Ready`](super::Ready), for a bounded time.
 pub(crate) enum LineTurn {
-    /// In the limiter's line for units of a concurrency limit.
+    /// A turn in the limiter's line for units of a concurrency limit.
     Places(BoundedTurn),
-    /// In a line for units that come back with time.
+    /// A turn in a line for units that come back with time.
     Asks(AskTurn),
 }
 

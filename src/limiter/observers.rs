@@ -21,8 +21,8 @@ impl Default for Observers {
 }
 
 impl Observers {
-    /// Adds an observer, unless it was added before or the limiter has [`OBSERVERS_MAX`]. Returns whether it
-    /// is new.
+    /// Adds an observer, unless it was added before or the limiter has [`OBSERVERS_MAX`]. Returns whether the
+    /// observer is new.
     pub(crate) fn add(&self, observer: &Arc<dyn Observer>) -> bool {
         let identity = observer.identity();
         for place in &self.0 {

@@ -341,8 +341,8 @@ fn let_first_ask(line: &mut WaitList<LineWaiter>, wakers: &mut Wakers) {
 }
 
 /// Returns how long the first request of a line waits before it asks again without being woken. `number` is the
-/// number of times that it has done so since it was woken. `wait` is the longest wait that its quota allows. `lines`
-/// is the number of lines of this process. The caller adds a random part.
+/// number of polls since the request was last woken. `wait` is the longest wait that the request's quota allows.
+/// `lines` is the number of lines of this process. The caller adds a random part.
 fn poll_after(number: u32, wait: Duration, lines: usize) -> Duration {
     let spaced = POLL_SPACING.saturating_mul(u32::try_from(lines).unwrap_or(u32::MAX));
     POLL_MIN.saturating_mul(1 << number.min(8)).min(POLL_MAX).min(wait / POLLS_MIN).max(spaced)
@@ -472,7 +472,7 @@ pub(crate) struct BoundedTurn {
 /// The next step of a request that waits in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LineStep {
-    /// It asks the limiter again.
+    /// The request asks the limiter again.
     Asks,
     /// The request gives up, because it has waited for as long as it may.
     GivesUp,

@@ -176,8 +176,8 @@ impl<C> LeakyQueue<C> {
         self.waiting.remove(oldest)
     }
 
-    /// Merges the refunds at `at` and after it into one if their slots are adjacent. Returns by how much this
-    /// lowers the number of kept refunds.
+    /// Merges the refunds at `at` and after it into one if their slots are adjacent. Returns by how much the
+    /// number of kept refunds falls.
     fn join(&mut self, at: usize) -> usize {
         let (Some(newer), Some(older)) = (self.waiting.get(at), self.waiting.get(at + 1)) else { return 0 };
         if !is_side_by_side(&newer.refund, &older.refund) {

@@ -134,8 +134,8 @@ impl MemoryLimiter {
     }
 
     /// Takes all charges, or none of them, and returns the result of `answer` for the decision. Each branch builds
-    /// the whole answer. If the branches met before that, a decision about several charges would be copied, and it
-    /// is large.
+    /// the whole answer. If the branches met before that, a decision about several charges would be copied, which
+    /// is slow because the decision is large.
     #[inline(always)]
     fn take_as<T>(&self, charges: &[Charge<'_>], answer: impl FnOnce(Decision) -> T) -> T {
         match charges {

@@ -15,7 +15,7 @@ use crate::base::sync::MutexGuard;
 /// The number of states that a request can lock without an allocation.
 pub(super) const INLINE: usize = 4;
 
-/// A set of more states than this is sorted. In a smaller set, a search for each next slot is faster.
+/// The number of states above which a set is sorted. In a smaller set, a search for each next slot is faster.
 pub(super) const MANY: usize = 32;
 
 /// Locked states. Dropping the set unlocks the states that were not written, unchanged.

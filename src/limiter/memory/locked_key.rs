@@ -37,7 +37,7 @@ pub(super) struct LockedKey<'a> {
     chain: Chain,
     /// True if the chain is new, and not in the slot yet.
     is_begun: bool,
-    /// A block for the first entry behind a head.
+    /// A block for the first entry of a chain with a head.
     spare: Option<u32>,
     state: LoadedState,
     /// Says whether this quota may write the state, if another quota wrote it.
@@ -139,7 +139,7 @@ impl From<NewState> for LoadedState {
 }
 
 impl States {
-    /// Prepares to lock the state of a (policy, key). No lock may be held.
+    /// Prepares to lock the state of a (policy, key) pair. No lock may be held.
     #[inline(always)]
     pub(super) fn hold<'a>(&'a self, policy: &'a Policy, key: &Key) -> LockedKey<'a> {
         let quota = policy.quota();

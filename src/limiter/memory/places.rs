@@ -68,7 +68,7 @@ impl States {
         Some(PlacesPlan { seen, verdict, run: after.run, word })
     }
 
-    /// Returns the units that a receipt still holds to the key, and wakes the first request that waits for
+    /// Returns to the key the units that a receipt still holds, and wakes the first request that waits for
     /// such units.
     #[inline(always)]
     pub(super) fn release(&self, policy: &Policy, key: &Key, receipt: &Receipt) {

@@ -34,7 +34,7 @@
 //!   next charge takes the [short way](super::short_way). In a table that cannot grow, the slot is free as soon as
 //!   its state expires.
 //! * **Forgotten.** If the table is full and cannot grow, a new key takes the slot of the key that is least worth
-//!   keeping ([`room`](super::room)). The thread locks the slot and clears its tag.
+//!   keeping ([`room`](super::room)). The thread of the new key locks the slot and clears its tag.
 //! * **Moved.** A key moves to its other line to make room, or to a new line when the table grows
 //!   ([`growth`](super::growth)). The thread that moves the key holds the key's stripe and both slots, writes the
 //!   new slot first, and then clears the old one. A reader that looks into the new slot before the move and into the
@@ -345,7 +345,8 @@ impl SlotTable {
     // Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Returns the line in which a key most likely is. The processor begins to load that line while the caller does
-    /// something else. With a million keys, this shortens a check to two thirds of its time (`benches/tables.rs`).
+    /// something else. With a million keys, this prefetch shortens a check to two thirds of its time
+    /// (`benches/tables.rs`).
     #[inline(always)]
     pub(super) fn prefetch(&self, key: Fingerprint) -> Option<SlotLine<'_>> {
         let line = self.line(self.first_line(key, self.mask()))?;

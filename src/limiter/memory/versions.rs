@@ -1,4 +1,4 @@
-//! The versions of policies that a limiter has met: a number for each (policy, quota).
+//! The versions of policies that a limiter has met: a number for each (policy, quota) pair.
 //!
 //! A stored state names the version it was written under. So the limiter can convert the state of a policy whose
 //! quota has changed, and can compare states when it has to make room for a key.
@@ -88,7 +88,7 @@ pub(super) struct Versions {
     /// are the index.
     cache: Box<[AtomicU64; CACHED]>,
     known: RwLock<KnownPolicies>,
-    /// For each number its [`WordForm`].
+    /// The [`WordForm`] of each number.
     forms: Box<[AtomicU8]>,
     /// The phase in which each number was last asked for.
     asked: Box<[AtomicU32]>,

@@ -57,7 +57,7 @@ impl Now {
         Self { at: base + relative, relative }
     }
 
-    /// Returns the instant that is `us` microseconds before this one, but not before the base.
+    /// Returns the instant that is `us` microseconds before this instant, but not before the base.
     pub(super) fn earlier(self, us: u64) -> Self {
         let relative = self.relative.saturating_sub(us);
         Self { at: self.base() + relative, relative }

@@ -43,8 +43,8 @@ impl RedisLimiter {
     /// [`RedisLimiterBuilder::connect`].
     ///
     /// # Errors
-    /// Returns an error if the URL is not valid, or the server refuses the password or a right that checks
-    /// need. A server that is not up yet is not an error.
+    /// Returns an error if the URL is not valid, the server refuses the password, or the user lacks a right
+    /// that checks need. A server that is not up yet is not an error.
     pub async fn connect(url: &str) -> Result<Self, RedisError> {
         Self::builder().connect(url).await
     }
@@ -69,15 +69,15 @@ impl RedisLimiterBuilder {
     }
 
     /// Sets the client library. By default the library is fred if the feature `fred` is enabled. The guide
-    /// says [where the two differ](crate::guide::redis_and_failures#the-client-library).
+    /// says [where the two libraries differ](crate::guide::redis_and_failures#the-client-library).
     pub fn client(mut self, client: RedisClient) -> Self {
         self.client = client;
         self
     }
 
     /// Sets the closure that returns the user and the password of each connection. The closure is for passwords
-    /// that change while the process runs, such as tokens of a cloud's identity service. The URL then has no user
-    /// and no password.
+    /// that change while the process runs, such as tokens of a cloud's identity service. With a closure, the URL
+    /// has no user and no password.
     ///
     /// The limiter calls the closure for each attempt to make a connection: up to four times a second while Redis is
     /// away, and for each server of a cluster. The closure has 5 s to answer. If the credentials of a connection have
@@ -140,8 +140,8 @@ impl RedisLimiterBuilder {
     }
 
     /// Sets the limiter's own certificate and its private key, as PEM. The limiter shows the certificate to servers
-    /// that ask for one. `certificates` begins with this certificate, followed by those between it and the
-    /// authority. The key has the format PKCS #8, PKCS #1 or SEC 1, without a password. This setting needs
+    /// that ask for one. `certificates` begins with this certificate. The certificates between it and the authority
+    /// follow. The key has the format PKCS #8, PKCS #1 or SEC 1, without a password. This setting needs
     /// [`tls_authorities`](Self::tls_authorities).
     pub fn tls_identity(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.pem.identity = Some(Identity { certificates: certificates.into(), key: key.into() });

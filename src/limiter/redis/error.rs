@@ -5,7 +5,7 @@ use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Events, RemoteError, Unanswered};
 
 kind_and_message! {
-    /// Why Redis did not decide. [`kind`](Self::kind) says what to do about the error. The
+    /// The reason why Redis did not decide. [`kind`](Self::kind) says what to do about the error. The
     /// [source](std::error::Error::source) is the reason why a connection was lost.
     RedisError, StoreErrorKind
 }

@@ -37,7 +37,7 @@ impl Breaker {
         failures >= self.most && self.open()
     }
 
-    /// Opens the breaker. Returns whether it was closed.
+    /// Opens the breaker. Returns whether the breaker was closed.
     pub(crate) fn open(&self) -> bool {
         !self.open.swap(true, Ordering::Relaxed)
     }

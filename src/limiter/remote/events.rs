@@ -42,8 +42,8 @@ pub(crate) struct Events {
 /// The servers that are down, for observers that are added later.
 ///
 /// Each observer gets the changes in order, so only one thread reports them at a time. A thread that makes a change
-/// meanwhile leaves the report to that thread. The lock is not held while observers are called: they may use the
-/// limiter.
+/// meanwhile leaves the report to the reporting thread. The lock is not held while observers are called: they may
+/// use the limiter.
 #[derive(Default)]
 struct Servers {
     down: BTreeMap<String, ReportedError>,
@@ -199,7 +199,8 @@ impl Events {
         }
     }
 
-    /// Records a failure. Returns its text if it has to be reported, and counts it as reported.
+    /// Records a failure. Returns the text of a failure that has to be reported, and counts this failure as
+    /// reported.
     fn due_text(&self, kind: StoreErrorKind, error: &dyn Error) -> Option<String> {
         let now = Instant::now();
         let mut failures = self.failures();

@@ -67,7 +67,7 @@ struct ClusterState {
 }
 
 struct Map {
-    /// For each slot the index of its server, or `NO_SERVER`.
+    /// The index of each slot's server, or `NO_SERVER`.
     owners: Box<[u16]>,
     servers: Vec<Arc<Server>>,
     /// The addresses from which the map is fetched when no server answers.

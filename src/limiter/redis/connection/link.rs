@@ -82,7 +82,7 @@ pub(super) struct Link {
     is_retired: AtomicBool,
     /// The reason why there is no connection, or why the breaker is open.
     down_because: Mutex<Option<RedisError>>,
-    /// Tells the task that keeps the connection to begin a new one.
+    /// Tells the task that keeps the connection to begin a new connection.
     pub(super) restart: Notify,
     restarted: Mutex<Option<Instant>>,
     demotions: Mutex<Restarts>,

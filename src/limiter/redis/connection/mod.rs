@@ -204,7 +204,7 @@ impl RedisConnections {
         self.link(slot).map_or_else(|error| error, |link| link.record_refusal(words))
     }
 
-    /// Records the error of a check that failed before it came here, or because of its value.
+    /// Records the error of a check that failed before its call was made, or because of a stored value.
     pub(super) fn record_failure(&self, error: &RedisError) {
         error.report_to(&self.0.events);
     }

@@ -13,7 +13,7 @@ use super::settings::ConnectionSettings;
 use super::transport::Transport;
 use crate::limiter::remote::Events;
 
-/// A server. Dropping it closes its connection.
+/// A server. Dropping the server closes its connection.
 pub(super) struct Server {
     pub(super) link: Arc<Link>,
     reconnect: AbortHandle,

@@ -1,5 +1,5 @@
-//! The map of a cluster: which server has which slot, according to the answer to `CLUSTER SLOTS`. And the
-//! slots of keys.
+//! The map of a cluster: which server has which slot, according to the answer to `CLUSTER SLOTS`. This file
+//! also computes the slots of keys.
 
 use super::address::Address;
 use super::transport::RedisReply;

@@ -24,7 +24,7 @@ pub(super) trait Transport: Send + Sync + 'static {
 
     fn uses_tls(&self) -> bool;
 
-    /// Returns whether the application makes the connection. In that case the limiter does not learn when the
+    /// Returns whether the application makes the connection. The limiter does not learn when such a
     /// connection ends.
     fn is_given(&self) -> bool {
         false

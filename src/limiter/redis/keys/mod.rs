@@ -1,6 +1,6 @@
 //! The stored key of a state: `prefix:2:{caller}:4:name`, where 2 is the format's version and 4 the length of the
-//! policy's name. With groups it is `prefix:2:{group}:4:name:caller`. The key of a concurrency limit has a `p` before
-//! the length, because its units are counted apart from those of a rate with the same name.
+//! policy's name. With groups, the stored key is `prefix:2:{group}:4:name:caller`. The key of a concurrency limit has
+//! a `p` before the length, because its units are counted apart from those of a rate with the same name.
 //!
 //! A cluster hashes the part between the braces. So all policies of one caller are in one slot, and one call
 //! can decide them together.
@@ -51,8 +51,8 @@ pub(super) struct KeySpace {
     /// The prefix and the format's version, up to the tag in braces.
     before: Box<str>,
     callers: CallerKeys,
-    /// For each group, a number that hashes to the group's slot. Empty if each caller has a slot of
-    /// its own.
+    /// For each group, a number that hashes to the group's slot. The list is empty if each caller has its own
+    /// slot.
     groups: Box<[u32]>,
 }
 
@@ -73,8 +73,8 @@ impl KeySpace {
         Ok(Self { before: format!("{prefix}:2:{{").into_boxed_str(), callers, groups })
     }
 
-    /// Returns the key of the text that all processes share, `prefix:2:{fleet}`, and its slot. The part of a caller
-    /// in a key begins with another letter than `f`.
+    /// Returns the key of the text that all processes share, `prefix:2:{fleet}`, and its slot. No caller's part of
+    /// a key begins with `f`.
     pub(super) fn shared_text_key(&self) -> (String, u16) {
         const TAG: &str = "fleet";
         (format!("{}{TAG}}}", self.before), connection::slot_of(TAG.as_bytes()))

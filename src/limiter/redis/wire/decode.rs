@@ -270,7 +270,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the decision about a charge of this state. The script's decision is the same..
+/// Returns the decision about a charge of this state. The script's decision is the same.
 fn decide(charge: &WireCharge, state: Option<Pair>, cost: u64, now: u64, how: TakeMode) -> ChargeDecision {
     match charge.policy.quota().decider() {
         Decider::Pair(decider, _) => decider.decide_how(state, now, cost, how).decision,
@@ -279,7 +279,7 @@ fn decide(charge: &WireCharge, state: Option<Pair>, cost: u64, now: u64, how: Ta
     }
 }
 
-/// Returns the decision about a charge while these units are held. The script's decision is the same..
+/// Returns the decision about a charge while these units are held. The script's decision is the same.
 fn decide_places(charge: &WireCharge, held: u64, notes: u8, cost: u64, how: TakeMode) -> ChargeDecision {
     let Decider::Places(places) = charge.policy.quota().decider() else { return ChargeDecision::blank() };
     let decision = places.describe(places.look(held, cost, how), 0);

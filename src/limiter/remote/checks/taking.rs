@@ -18,8 +18,8 @@ use crate::limiter::remote::unanswered::Unanswered;
 /// before adds one try, because an answer names only one key.
 const TRIES: usize = 2;
 
-/// The receiver of the answer to some charges of a set. The flight owns it, so the answer is noted even if the caller
-/// has gone.
+/// The receiver of the answer to some charges of a set. The flight owns the receiver, so the answer is noted even if
+/// the caller has gone.
 pub(super) struct PendingTake<B: Backend> {
     pub(super) sender: oneshot::Sender<TakeResult<B>>,
     pub(super) owed: UnsettledTake<B>,

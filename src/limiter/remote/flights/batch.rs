@@ -230,7 +230,7 @@ pub(crate) struct QueuedRequest<F: RemoteStore> {
     /// The number of earlier requests of its lane.
     pub(super) number: u64,
     pub(super) since: Instant,
-    /// A check's deadline. `None` for a correction, which has none.
+    /// A check's deadline. `None` for a correction, which has no deadline.
     pub(super) until: Option<Instant>,
     pub(super) permit: Permit,
 }

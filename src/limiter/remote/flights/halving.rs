@@ -2,10 +2,10 @@
 //!
 //! To one process, a server whose neighbours run long scripts looks like a server that twenty processes of this crate
 //! fill. If the neighbours make calls long, this process may send more, at no cost to others. If this crate's
-//! processes make calls long, nearly every answer would come too late. So while calls are long, all limiters of a
-//! store halve their windows at the same times: in every second [`HalvingPhase`] of the store's clock, whose time its
-//! answers report. The time that limiters cause is halved in such a phase, and the time that others cause is not. The
-//! two measured times give the time of a call while no limiter sends anything.
+//! processes make calls long and send more, nearly every answer would come too late. So while calls are long, all
+//! limiters of a store halve their windows at the same times: in every second [`HalvingPhase`] of the store's clock,
+//! whose time its answers report. The time that limiters cause is halved in such a phase, and the time that others
+//! cause is not. The two measured times give the time of a call while no limiter sends anything.
 
 use std::time::Duration;
 

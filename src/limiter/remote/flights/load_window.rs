@@ -35,9 +35,9 @@ const PART: u64 = 1 << 10;
 pub(super) const CALLS_MIN: u64 = 4;
 const CALLS_MAX: u64 = 64;
 
-/// The number of further calls for each millisecond that a call takes beyond `CALL_SHORT`. A process
-/// that lacks processor time reads answers a millisecond late, and more calls would cost it more of
-/// that time.
+/// The number of further calls for each millisecond that a call takes beyond `CALL_SHORT`. A process that
+/// lacks processor time reads answers a millisecond late, and more calls would cost the process more of that
+/// time.
 const CALLS_PER_MS: u64 = 6;
 const CALL_SHORT: u64 = 2_000_000;
 
@@ -80,7 +80,7 @@ enum Course {
 /// The load of a flight, and of the flights beside it, at the instant when the flight was sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
-    /// The number of its requests.
+    /// The number of the flight's requests.
     pub(super) units: u64,
     /// The number of all requests in flight, including those of this flight.
     pub(super) in_flight: u64,
