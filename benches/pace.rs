@@ -41,6 +41,10 @@ use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 /// Bytes a second of each download.
 const RATE: u64 = 100_000;
 
+/// The number of connections that may wait to be accepted. Tokio's 1,024 are too few here, and a client that finds no room
+/// tries again after a second.
+const BACKLOG: u32 = 4_096;
+
 /// The bytes of the file that is downloaded. No download reaches its end.
 const FILE: usize = 10_000_000;
 
@@ -61,7 +65,10 @@ async fn serve(port: u16) {
     let rule = Rule::new("pace", Quota::per_second(RATE)).expect("it is a name").pace_responses();
     let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::header("x-user"));
     let app = axum::Router::new().route("/paced", get(file)).layer(layer).route("/free", get(file));
-    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.expect("the port is free");
+    let socket = tokio::net::TcpSocket::new_v4().expect("there is a socket");
+    socket.set_reuseaddr(true).expect("the socket is not bound yet");
+    socket.bind((Ipv4Addr::LOCALHOST, port).into()).expect("the port is free");
+    let listener = socket.listen(BACKLOG).expect("it listens");
     axum::serve(listener, app).await.expect("it serves");
 }
 
@@ -103,7 +110,7 @@ async fn start(name: &str, port: u16) -> Server {
                 std::fs::write(directory.join("file"), vec![b'x'; FILE]).expect("the directory can be written to");
                 let root = directory.display();
                 format!(
-                    "server {{ listen 127.0.0.1:{port} backlog=4096; root {root};
+                    "server {{ listen 127.0.0.1:{port} backlog={BACKLOG}; root {root};
                      location = /paced {{ try_files /file =404; limit_rate {RATE}; }}
                      location = /free {{ try_files /file =404; }} }}"
                 )
