@@ -365,8 +365,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// 2 MiB in 2 seconds.
     ///
     /// A client that is still sending while the server answers and closes the connection often sees a
-    /// broken connection in place of the refusal and its `Retry-After`, and a proxy answers 502. So the
-    /// layer reads the rest of the request first.
+    /// broken connection in place of the refusal and its `Retry-After`. A proxy answers 502 in this
+    /// case. So the layer reads the rest of the request first.
     ///
     /// * The layer answers when the body has ended, or when the first of the two bounds is reached.
     ///   `max_time` counts from the decision about the request.
@@ -478,8 +478,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Allows requests to wait, with a timer such as `TokioTimer` (feature `tokio`). Requests wait for the departure
     /// that a [leaky queue](crate::Quota::leaky_queue) gives them, or in line for units of a [concurrency
     /// limit](crate::Quota::concurrent) with a [wait](crate::Quota::max_wait). Without a timer, requests that a queue
-    /// has admitted pass at once, so only the length of the queue is bounded, and requests over a concurrency limit
-    /// are refused at once.
+    /// has admitted pass at once, so only the length of the queue is bounded. Requests over a concurrency limit are
+    /// refused at once if there is no timer.
     ///
     /// Requests in line:
     ///

@@ -204,8 +204,8 @@ impl KeyRows {
         own.map_or_else(|| now.saturating_sub(micros_floor(first.waited)), |own| own.since)
     }
 
-    /// Writes the row of a process. A row without units is removed, unless the claim keeps the row or has a base:
-    /// without the row, a later call with the claim's epoch would count the base as held again.
+    /// Writes the row of a process. A row without units is removed, unless the claim keeps the row or has a base.
+    /// Without the row, a later call with the claim's epoch would count the base as held again.
     fn written(mut self, met: &Met, claim: &Claim, units: u64, now: u64) -> Self {
         let row = CurrentRow { resets: claim.resets, epoch: claim.epoch };
         let new = HeldRow { holder: claim.holder, row, units, lapses: now.saturating_add(claim.lapse_us) };

@@ -26,8 +26,8 @@
 //!
 //! A row of a concurrency limit has 36 bytes: the process, its epoch, its units, the instant at
 //! which the row lapses, and the number of its resets. Then come rows of processes with a request
-//! in line: the process with the highest bit set, the instant since which the request waits, its
-//! cost, the instant at which the row lapses, and the request's number.
+//! in line. Such a row has the process with the highest bit set, the instant since which the
+//! request waits, its cost, the instant at which the row lapses, and the request's number.
 //!
 //! If a value does not have this form, or its quota could not have written it, the check fails with an
 //! error of kind [`Foreign`](crate::limiter::StoreErrorKind::Foreign). The value stays in the store

@@ -13,7 +13,7 @@
 //! them, the swap was made. If the expected version is among them and another version follows it, the swap was not
 //! made. If neither version is among them, the result is unknown, and the requests fail as a timeout.
 //!
-//! If a value names all versions since the key had no value, and neither of the two versions is
+//! A value may name all versions since its key had no value. If neither of the two versions is
 //! among them, either the swap was not made or the value was removed since. A swap that only
 //! removes values has had its effect in both cases, if the values that it only read are still the
 //! expected ones. Charges are decided again, because nothing is left of the units that they took.

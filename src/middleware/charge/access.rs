@@ -134,7 +134,7 @@ impl AccessTable {
         had_one
     }
 
-    /// Returns the entry of the most specific network that has an address, with the network's
+    /// Returns the entry of the most specific network that contains `address`, with the network's
     /// prefix length.
     fn network(&self, address: IpAddr) -> Option<(u8, Access)> {
         self.lengths.iter().rev().find_map(|(length, _)| {

@@ -35,8 +35,8 @@ impl Rule {
     ///
     /// # Errors
     /// Returns an error if the name is invalid (see [`new`](Self::new)) or is the name of the rule
-    /// itself, if the quota is not a block, if the rule has a block or a meter already, or if it
-    /// has more than 255 [quotas](Self::all_of).
+    /// itself. Also returns an error if the quota is not a block, if the rule has a block or a
+    /// meter already, or if it has more than 255 [quotas](Self::all_of).
     pub fn block(self, name: impl Into<String>, quota: Quota) -> Result<Self, ConfigError> {
         self.linked_to(Policy::new(name, quota)?, LinkedRole::Block)
     }
@@ -74,9 +74,9 @@ impl Rule {
     ///
     /// # Errors
     /// Returns an error if the name is invalid (see [`new`](Self::new)) or is the name of the rule
-    /// itself, if the quota is not a meter, if the rule has a block or a meter already, or if it
-    /// has [several quotas](Self::all_of). A request within one of these quotas and beyond another
-    /// would be counted by both the quota and the meter.
+    /// itself. Also returns an error if the quota is not a meter, if the rule has a block or a
+    /// meter already, or if it has [several quotas](Self::all_of). A request within one of these
+    /// quotas and beyond another would be counted by both the quota and the meter.
     pub fn overage(self, name: impl Into<String>, quota: Quota) -> Result<Self, ConfigError> {
         let meter = Policy::new(name, quota)?;
         if self.policies.len() > 1 && self.choose.is_none() {

@@ -246,9 +246,9 @@ impl<T: Clone> Overrides<T> {
         Some(T::clone(&value))
     }
 
-    /// Returns the overrides that have not ended, in the order in which they were made: the identity, the value, and
-    /// the remaining time, which is `None` if the override holds until it is ended. If a key has several overrides,
-    /// the last one counts.
+    /// Returns the overrides that have not ended, in the order in which they were made. An entry has the identity,
+    /// the value, and the remaining time, which is `None` if the override holds until it is ended. If a key has
+    /// several overrides, the last one counts.
     ///
     /// ```
     /// use std::time::Duration;

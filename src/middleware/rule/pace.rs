@@ -26,9 +26,9 @@ impl Rule {
     /// * Processes that share a pace find their parts like TCP connections: a process whose batch
     ///   is denied asks for less, and then for a little more after each success.
     /// * A body holds one frame of its inner body, and takes units only for bytes that it has.
-    /// * If the limiter fails, [`OnError`](crate::OnError) decides: each process then keeps the pace by
-    ///   itself, or the download waits for about three seconds and ends with an error, which clients see
-    ///   as a broken transfer.
+    /// * If the limiter fails, [`OnError`](crate::OnError) decides. Either each process keeps the pace
+    ///   by itself, or the download waits for about three seconds and ends with an error, which clients
+    ///   see as a broken transfer.
     /// * Without [`Mode::Enforce`](crate::mode::Mode) nothing is paced. A changed mode or quota also
     ///   applies to downloads under way, from their next piece on. Downloads under way and new
     ///   downloads share one pace. If a download waits because another quota or process has used up

@@ -29,8 +29,8 @@ pub(crate) enum Segment {
 }
 
 impl PathPattern {
-    /// Returns whether the pattern matches paths that are in lower case, without `;` and without a slash
-    /// at the end.
+    /// Returns whether the pattern can match paths that are in lower case, without `;` and without a
+    /// slash at the end.
     #[cfg(feature = "rules")]
     pub(crate) fn is_folded(&self) -> bool {
         // Skips the two hexadecimal digits of each percent-encoding, because they are not letters of the path.

@@ -16,8 +16,8 @@ impl Rule {
     ///   cannot slip through while their outcome is unknown: with a quota of 5, at most 5 of them
     ///   are in flight.
     /// * While such requests of a key are in flight in this process, a refusal by a
-    ///   [block](crate::Quota::block) promises no wait, because the next request passes at once if they
-    ///   are refunded.
+    ///   [block](crate::Quota::block) promises no wait. If those requests are refunded, the next
+    ///   request passes at once.
     /// * The headers of the response report the units that remain after the refund. The layer does
     ///   not ask a remote limiter again for them: it calculates `remaining`, and reports the window
     ///   of the charge.

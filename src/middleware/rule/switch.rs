@@ -87,9 +87,8 @@ impl QuotaSwitch {
     /// quota.
     ///
     /// # Errors
-    /// Returns an error if a layer's limiter does not support the quota, or if the old or the new quota is
-    /// a block, a meter or a concurrency limit and the other quota is not. The quota is not changed after
-    /// an error.
+    /// Returns an error if a layer's limiter does not support the quota, or if the quota would change from
+    /// or to a block, a meter or a concurrency limit. The quota is not changed after an error.
     pub fn set(&self, quota: Quota) -> Result<Quota, ConfigError> {
         let before = self.get();
         if kind(&before) != kind(&quota) {

@@ -1,10 +1,10 @@
 //! Takes the requests of a limiter to its store, at most as many as the store answers in time.
 //!
 //! A flight is one call of the store. Requests that arrive while flights are under way wait, and then share the next
-//! flight. The lane's [`LaneQueue`] says which requests may share a flight: any requests to a Redis server
-//! ([`Queue`]), or those that have no key in common with a flight under way ([`Groups`]). The durations of calls
-//! determine how many flights there are, and which requests are not sent because their answers would come too late
-//! ([`load_window`]).
+//! flight. The lane's [`LaneQueue`] says which requests may share a flight. In a [`Queue`], any requests to a Redis
+//! server may share one. In [`Groups`], a flight takes only requests that have no key in common with a flight under
+//! way. The durations of calls determine how many flights there are, and which requests are not sent because their
+//! answers would come too late ([`load_window`]).
 //!
 //! An idle lane sends at once, so a request waits for no timer. A flight is a task of the limiter's runtime. As long
 //! as no other request waits, the caller of a request may drive its flight instead ([`caller_flight`]). So no
@@ -102,7 +102,8 @@ struct Queued {
 }
 
 impl<F: RemoteStore> Flights<F> {
-    /// Makes `lanes` lanes with room for `most` requests in all. `runtime` runs the flights as tasks.
+    /// Makes `lanes` lanes. At most `most` checks wait or are in flight in all of them together.
+    /// `runtime` runs the flights as tasks.
     pub(crate) fn new(store: F, lanes: u16, most: usize, deadline: Duration, runtime: Handle) -> Self {
         let lanes = (0..lanes.max(1)).map(|_| Mutex::new(Lane::new())).collect();
         Self(Arc::new(Lanes { store, lanes, deadline, permits: Permits::new(most), runtime }))
@@ -427,7 +428,7 @@ impl<F: RemoteStore> Lane<F> {
         begun_by.and_then(|number| self.take_caller_flight(number))
     }
 
-    /// Removes and returns the flight that request `number` began and whose caller drives it.
+    /// Removes and returns the flight that request `number` began and that its caller drives.
     fn take_caller_flight(&mut self, number: u64) -> Option<Arc<CallerFlight>> {
         let at = self.caller_flights.iter().position(|(other, _)| *other == number)?;
         Some(self.caller_flights.swap_remove(at).1)

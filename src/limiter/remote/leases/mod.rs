@@ -7,7 +7,7 @@
 //!
 //! A key is leased as soon as its requests take [`HOT`] units in one [`SPAN`]. A lease has the
 //! units of [`WORTH`] spans at the key's present rate, but at most 1/[`PART`] of the remaining
-//! units, so that near the limit the store decides every unit.
+//! units. So the store decides every unit near the limit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -134,8 +134,9 @@ impl PostgresStoreBuilder {
     ///
     /// # Errors
     /// Returns an error of kind [`Misconfigured`](StoreErrorKind::Misconfigured) if a setting is out of its range, the
-    /// URL is invalid, the server refuses the user, is read-only, or has no such table, a right is missing, or there is
-    /// no tokio runtime. If the table is missing, the error's text has the statement that creates the table.
+    /// URL is invalid, or there is no tokio runtime. Also returns such an error if the server refuses the user, is
+    /// read-only, or has no such table, or if a right is missing. If the table is missing, the error's text has the
+    /// statement that creates the table.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, StoreError> {
         let config = url.parse().map_err(|error: tokio_postgres::Error| {
             let message = "this is not a URL of PostgreSQL: use postgres://user:password@host:5432/database";

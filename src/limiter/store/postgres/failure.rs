@@ -58,8 +58,8 @@ pub(super) fn is_there(error: &BoxError) -> bool {
 pub(super) enum Phase {
     /// When the store was made.
     Setup,
-    /// After the store was made. An error that looks like a wrong setting may then be temporary: during a failover
-    /// all servers are read-only for a while, and a server that is stopping ends a TLS handshake.
+    /// After the store was made. An error that looks like a wrong setting may then be temporary. During a
+    /// failover, all servers are read-only for a while, and a server that is stopping ends a TLS handshake.
     Service,
 }
 

@@ -323,7 +323,8 @@ impl<C: Connections> Inner<C> {
         Err("no try of the statement succeeded".into())
     }
 
-    /// Counts inserted values, and begins a sweep after every [`INSERTS`] of them.
+    /// Counts inserted values, and begins a sweep after every [`INSERTS`] of them, unless a sweep
+    /// is under way.
     fn note_inserted(self: &Arc<Self>, changes: &[Change]) {
         let is_insert = |change: &&Change| change.expect.is_none() && matches!(change.then, Then::Put(..));
         let inserts = changes.iter().filter(is_insert).count() as u64;
@@ -335,7 +336,7 @@ impl<C: Connections> Inner<C> {
         }
     }
 
-    /// Looks at [`SWEPT`] rows, and removes the expired rows among them.
+    /// Looks at up to [`SWEPT`] rows, and removes the expired rows among them.
     async fn sweep(&self) {
         let _ends = Ends(&self.sweep.is_under_way);
         let after = lock(&self.sweep.after).clone();
