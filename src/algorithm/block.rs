@@ -219,8 +219,8 @@ impl Block {
         }
     }
 
-    /// Returns the strikes plus `cost`. A larger `cost` counts as one more than the limit, which
-    /// already closes the key.
+    /// Returns the strikes plus `cost`. A `cost` above the limit counts as one more than the limit,
+    /// because the limit already closes the key.
     fn more(&self, strikes: CountedStrikes, cost: u64) -> CountedStrikes {
         CountedStrikes { count: strikes.count + cost.min(self.limit + 1), ..strikes }
     }
@@ -377,8 +377,8 @@ impl PairAlgorithm for Block {
         Transition { decision, next: self.store(after, now) }
     }
 
-    /// A charge on refusal is a strike if a charge to which it belongs was refused. Otherwise it only peeks. If the
-    /// key is closed, a charge on refusal counts only if the quota counts denied requests, and otherwise peeks.
+    /// A charge on refusal is a strike if a charge to which it belongs was refused. Otherwise it only looks. If the
+    /// key is closed, a charge on refusal counts only if the quota counts denied requests, and otherwise looks.
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let TakeMode::OnRefusal { refused } = how else {
             let (cost, force) = how.plainly(cost);

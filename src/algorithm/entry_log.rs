@@ -325,8 +325,8 @@ impl EntryLog {
         }
     }
 
-    /// Returns the longest time from now after which units of another quota may be freed. If all are freed within this
-    /// time, a denied charge does not write the converted state.
+    /// Returns the time from now that decides whether a denied charge writes a converted state. If all units of the
+    /// other quota are freed within this time, a denied charge does not write the converted state.
     pub(super) fn longest_us(&self) -> u64 {
         2 * self.period_us
     }

@@ -117,8 +117,8 @@ impl FixedWindow {
     }
 
     /// Returns the window that counts the units of another quota. The returned window is the first that
-    /// ends no earlier than the last of the units is freed, and at least a whole window after the units
-    /// were taken.
+    /// does not end before the last of the units is freed, and that ends at least a whole window after
+    /// the units were taken.
     fn calendar_to_hold(calendar: &CalendarWindows, carried: &Carried, now: u64) -> CalendarWindow {
         let open = calendar.at(now);
         let taken = carried.taken().unwrap_or(now).min(now);

@@ -62,7 +62,7 @@ pub(crate) enum PairDecider {
     Meter(Meter),
 }
 
-/// Calls a function with the concrete type of a decider.
+/// Evaluates an expression in which the decider has its concrete type.
 macro_rules! by_type {
     ($decider:expr, $one:ident => $call:expr) => {
         match $decider {

@@ -44,7 +44,7 @@ pub(crate) enum TakeMode {
     IfAllowed,
     Force,
     /// The charge is taken only if one of the charges to which it belongs was refused. Otherwise it only
-    /// peeks.
+    /// looks.
     OnRefusal {
         refused: bool,
     },
@@ -121,7 +121,7 @@ pub(crate) trait PairAlgorithm {
     /// together.
     fn most(&self) -> u64;
 
-    /// Returns the longest time from now after which units of another quota may be freed. If a denied
+    /// Returns the time from now that decides whether a denied charge writes a converted state. If a denied
     /// charge finds a state of another quota whose units are all freed within this time, the charge
     /// leaves the state as it is. If some units are freed later, the charge writes the converted state.
     /// If the charge did not write the state, each request would convert the old state again, and the

@@ -20,8 +20,8 @@ use std::time::Duration;
 /// ```
 ///
 /// The greatest of several waits is the wait for all of them. [`Never`](Self::Never) is above every
-/// duration. A known duration is above [`Unknown`](Self::Unknown), because the caller certainly has to
-/// wait for at least this duration.
+/// duration. A known duration is above [`Unknown`](Self::Unknown), because at least this duration
+/// certainly has to pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Wait {

@@ -79,7 +79,7 @@ impl Clock for SystemClock {
 /// steps.
 #[derive(Debug)]
 struct FollowedCalendar {
-    /// This time, in microseconds. It wraps.
+    /// The calendar time at the beginning of the monotonic time, in microseconds. It wraps.
     begin: AtomicU64,
     /// The monotonic time of the last reading of the calendar time.
     looked: AtomicU64,
@@ -91,7 +91,7 @@ impl FollowedCalendar {
     }
 
     /// Returns the time. Compares the time with the calendar time if the last comparison is [`LOOK_US`]
-    /// ago.
+    /// or longer ago.
     fn at(&self, passed: impl Fn() -> u64, calendar: impl Fn() -> u64) -> u64 {
         let mut passed_us = passed();
         let looked = self.looked.load(Ordering::Relaxed);

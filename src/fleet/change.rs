@@ -37,7 +37,7 @@ labelled! {
         Key = "key",
         /// The text of rules, instead of the text in their file.
         Rules = "rules",
-        /// The text that the rules had before its last change.
+        /// The text that the rules had before their last change.
         FormerRules = "former-rules",
     }
 }
@@ -182,7 +182,7 @@ impl FleetChange {
     /// change ends the entry.
     ///
     /// # Errors
-    /// Returns an error if the subject is missing or cannot be read, or if the kind has no subject.
+    /// Returns an error if the subject is missing or cannot be read, or if there is a subject for a kind that has none.
     pub fn of_text(
         kind: FleetKind,
         name: &str,

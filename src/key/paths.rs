@@ -64,8 +64,8 @@ pub fn matched_route() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Syn
 /// Returns the URI as the client sent it, for conditions and closures.
 ///
 /// Inside axum's `Router::nest("/api", ..)`, a request's URI has no `/api`. With the feature `axum`
-/// this function returns the original URI (axum's `OriginalUri`). Without the feature, this function
-/// returns the request's URI.
+/// this function returns the original URI (axum's `OriginalUri`). Without the feature, or if the request
+/// has not passed a router of axum, this function returns the request's URI.
 ///
 /// ```
 /// use tower_ratelimit::{Quota, Rule, key};

@@ -371,7 +371,7 @@ impl Refusals {
     }
 
     /// Sets whether gRPC clients get `grpc-retry-pushback-ms`: the wait, or -1 for never. Clients
-    /// with a retry policy obey the header `grpc-retry-pushback-ms`. On by default.
+    /// with a retry policy obey this header. On by default.
     #[must_use]
     pub fn grpc_pushback(mut self, send: bool) -> Self {
         self.grpc_pushback = send;
@@ -379,9 +379,9 @@ impl Refusals {
     }
 
     /// Sets whether gRPC and gRPC-Web requests are refused in gRPC's form, which has the HTTP status
-    /// 200. On by default. Switch gRPC off in a service without gRPC. All refusals are then plain
-    ///      HTTP, which gRPC clients cannot read, and your own response ([`with`](Self::with))
-    ///      answers every refusal.
+    /// 200. On by default. Switch this off in a service without gRPC. All refusals are then plain
+    /// HTTP, which gRPC clients cannot read, and your own response ([`with`](Self::with)) answers every
+    /// refusal.
     #[must_use]
     pub fn grpc(mut self, on: bool) -> Self {
         self.grpc = on;

@@ -26,9 +26,9 @@ impl LineTable {
     /// Returns the line of a key, and makes a new line for a new key. If there are already `most` lines,
     /// makes room for a new key. Returns `None` if no line can be forgotten to make room.
     ///
-    /// To make room, forgets the least recently used lines that are not paused: an eighth of all lines, and at least
-    /// one. If all lines are paused, forgets one line whose pause ends after `bound_us`. Never forgets a line that a
-    /// request holds.
+    /// To make room, forgets the least recently used lines that are not paused and that no request holds: an eighth of
+    /// all lines, and at least one. If there is no such line, forgets one line that no request holds and whose pause
+    /// ends after `bound_us`.
     pub(super) fn line(
         &self,
         key: &Key,
