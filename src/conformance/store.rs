@@ -510,7 +510,7 @@ impl<S: Store> Bench<'_, S> {
     }
 }
 
-/// Returns the output of a future, or an error if the future takes longer than [`PATIENCE`]. Outside of a Tokio
+/// Returns the output of a future, or `None` if the future takes longer than [`PATIENCE`]. Outside of a Tokio
 /// runtime the wait has no bound.
 async fn within_patience<T>(calls: impl Future<Output = T>) -> Option<T> {
     if tokio::runtime::Handle::try_current().is_err() {

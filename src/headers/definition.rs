@@ -150,7 +150,7 @@ impl Headers {
     /// draft 07 (2023), and `Retry-After`.
     ///
     /// `RateLimit` reports the policy that binds. The `reset` is the time until the quota is full
-    /// again, or the wait after a refusal.
+    /// again. After a refusal, the `reset` is the wait.
     #[must_use]
     pub fn draft_07() -> Self {
         Self::with(vec![
@@ -274,8 +274,9 @@ impl Headers {
     /// which policies it reports ([`for_policy`](Self::for_policy), [`for_unit`](Self::for_unit)).
     ///
     /// If `self` and `other` have the same header, the header of `self` is sent. If `self` and `other`
-    /// report different policies with this header, no single-valued header of that format of `other` is
-    /// sent, because clients would read both formats' numbers as those of one quota.
+    /// report different policies with this header, all single-valued headers of the format that has it
+    /// in `other` are left out, because clients would read the numbers of both formats as those of one
+    /// quota.
     /// [`check`](crate::RateLimitLayer::check) then warns. `Retry-After` is sent if `self` or `other`
     /// sends it. The shorter of the two [longest waits](Self::max_wait) is used. The jitter, the
     /// partition keys and the clock of `other` are each used only if `self` does not set them.
@@ -430,8 +431,8 @@ impl Headers {
     /// if it is a secret or an address. Never send the plain hash of such a key either, because the key
     /// can be guessed from the hash. Send a public name, such as a tenant's, or a keyed hash (HMAC).
     ///
-    /// If `name` panics, the request is still served without `pk`, because the request was already
-    /// charged.
+    /// If `name` panics, the request is served, but no `pk` is sent. The request is not refused,
+    /// because it was already charged.
     ///
     /// ```
     /// use tower_ratelimit::{Headers, Key, Policy};
@@ -510,8 +511,8 @@ impl Headers {
         ))
     }
 
-    /// Returns the headers that report the wait of a refusal. The header in milliseconds comes first. The milliseconds
-    /// are merged with a `Retry-After` that the response already has, before the layer's `Retry-After` is written.
+    /// Returns the headers that report the wait of a refusal. The header in milliseconds comes first, because it has to
+    /// be merged with a `Retry-After` that the response already has, before the layer's `Retry-After` is written.
     pub(super) fn waits(&self) -> impl Iterator<Item = Header> + use<> {
         let millis = (HeaderName::from_static(RETRY_AFTER_MS), Content::RetryAfterMs);
         let headers = [(millis, self.retry_after_ms), ((RETRY_AFTER, Content::RetryAfter), true)];

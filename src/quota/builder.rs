@@ -35,8 +35,8 @@ const SECOND: u64 = 1_000_000;
 ///
 /// # Exactness and ranges
 ///
-/// All arithmetic is in integers: whole microseconds and, if the interval between two units is not
-/// a whole number of them, an exact numerator over the reduced limit. No rate drifts.
+/// All arithmetic is in integers. Times are whole microseconds. If the interval between two units has a
+/// fraction of a microsecond, the fraction is an exact numerator over the reduced limit. No rate drifts.
 ///
 /// * Limits, bursts and other numbers of units are `u64`, and go up to 999,999,999,999,999. A
 ///   sliding log has at most 1,000,000 units, a concurrency limit 999,999,999,999 units, and a
@@ -458,7 +458,8 @@ impl Quota {
     ///
     /// [`Rule::plans_in_proportion`]: crate::Rule::plans_in_proportion
     ///
-    /// # Errors Returns an error for a block, a meter and a concurrency limit, because a share of strikes, of units to
+    /// # Errors
+    /// Returns an error for a block, a meter and a concurrency limit, because a share of strikes, of units to
     /// be settled, or of requests in flight has no meaning.
     pub fn in_proportion(self) -> Result<Self, ConfigError> {
         self.with("in_proportion", &Algorithm::rates(), |spec| spec.proportional = true)

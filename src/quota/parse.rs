@@ -213,7 +213,7 @@ type Phrase = (&'static str, fn(Quota) -> Changed);
 const NUMBERS: [NumberOption; 4] =
     [("burst", Quota::burst), ("queue", Quota::queue), ("delay after", Quota::delay_after), ("debt", Quota::max_debt)];
 
-/// The words for requests, which a limit without a unit counts. The words for requests may be left out of a text.
+/// The words for requests, which a limit without a unit counts. They may be left out of a text.
 const COUNTED: [&str; 4] = ["requests", "request", "reqs", "req"];
 
 const PHRASES: [Phrase; 6] = [
@@ -320,7 +320,8 @@ struct WordReader<'a> {
     written: Vec<&'a str>,
     /// The index of the next word.
     at: usize,
-    /// True if the limit has a unit of bytes. In that case each number after an option must have a unit of bytes.
+    /// True if the limit has a unit of bytes. In that case the numbers of the options in [`NUMBERS`] must have units of
+    /// bytes, too.
     in_bytes: bool,
 }
 
@@ -480,7 +481,7 @@ impl<'a> WordReader<'a> {
         found.is_some()
     }
 
-    /// Reads a phrase if the phrase comes next. Returns whether it is.
+    /// Reads a phrase if the phrase comes next. Returns whether it does.
     fn skip(&mut self, phrase: &str) -> bool {
         let words: Vec<&str> = phrase.split(' ').collect();
         let end = self.at + words.len();
@@ -597,7 +598,8 @@ impl<'a> WordReader<'a> {
 
     /// Returns the unit of bytes with this name.
     ///
-    /// # Errors Returns an error if the word looks like a unit of bytes but could mean another
+    /// # Errors
+    /// Returns an error if the word looks like a unit of bytes but could mean another
     /// unit.
     fn byte_unit(&self, word: &str) -> Result<Option<ByteUnit>, ConfigError> {
         if let Some(unit) = BYTES.iter().find(|(_, name)| *name == word) {

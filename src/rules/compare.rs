@@ -95,7 +95,8 @@ fn plain(text: &str) -> String {
 /// # Ok::<(), tower_ratelimit::rules::RulesError>(())
 /// ```
 ///
-/// # Errors Returns all problems of the old file, or if it has none, all problems of the new file.
+/// # Errors
+/// Returns all problems of the old file, or if it has none, all problems of the new file.
 pub fn compare(old: impl AsRef<[u8]>, new: impl AsRef<[u8]>) -> Result<Vec<RuleChange>, RulesError> {
     let file = |text: &[u8]| read(text, KnownNames::default(), |file, _| file);
     let (old, new) = (file(old.as_ref())?, file(new.as_ref())?);

@@ -179,7 +179,7 @@ fn times(of: &MatchSpec) -> Times {
     Times::any_of(of.time.iter().map(|(_, times)| times))
 }
 
-/// Returns whether no request has a higher inner cost than outer cost.
+/// Returns whether the inner cost of each request is at most its outer cost.
 pub(super) fn is_cost_within(inner: Option<&At<CostSpec>>, outer: Option<&At<CostSpec>>) -> bool {
     let cost = |spec: Option<&At<CostSpec>>| spec.map_or(CostSpec::Units(1), |spec| spec.value.clone());
     is_within(&cost(inner), &cost(outer))
@@ -202,8 +202,8 @@ fn is_key_finer(inner: &RuleSpec, outer: &RuleSpec) -> bool {
     let can_be_absent = |part: &&At<KeySpec>| !matches!(part.value, KeySpec::Path | KeySpec::Method | KeySpec::Global);
     let is_in = |part: &At<KeySpec>, rule: &RuleSpec| rule.key.iter().any(|other| other.value == part.value);
     let is_global = |part: &At<KeySpec>| part.value == KeySpec::Global;
-    // If requests without a key share one allowance of the first rule, they may still have different keys in the
-    // second rule.
+    // If requests without a key share one allowance of the inner rule, they may still have different keys in the
+    // outer rule.
     let share_alike = inner.missing_key != MissingKey::Shared
         || outer.key.iter().all(is_global)
         || outer.missing_key == MissingKey::Shared

@@ -35,7 +35,8 @@ use crate::mode::Mode;
 /// # Ok::<(), tower_ratelimit::rules::RulesError>(())
 /// ```
 ///
-/// # Errors Returns an error with all problems of the file, or an error if the file does not have
+/// # Errors
+/// Returns an error with all problems of the file, or an error if the file does not have
 /// Envoy's form.
 pub fn convert_envoy(text: impl AsRef<[u8]>) -> Result<String, RulesError> {
     read(text.as_ref(), KnownNames::default(), |file, problems| match file.domain {
@@ -349,7 +350,7 @@ rules:
     mode: shadow
   # In Envoy's form, other entries limit tenant `acme`, `a*`. Here this rule limits them, too.
   # Its name in Envoy's form is `common`.
-  # The program registers the key tenant by RulesBuilder::key.
+  # The program registers the key tenant with RulesBuilder::key.
   - name: "shop:tenant"
     quota: "9 per hour, fixed window"
     key: "tenant"
@@ -357,8 +358,8 @@ rules:
   # shop:tenant=acme is unlimited, so it needs no rule.
   # In Envoy's form, other entries limit tenant `acme`. Here this rule limits them, too.
   # In Envoy's form it replaces `common`. Here both count.
-  # The program registers the key tenant by RulesBuilder::key.
-  # The program registers by RulesBuilder::action which requests are tenant=a*.
+  # The program registers the key tenant with RulesBuilder::key.
+  # The program says with RulesBuilder::action which requests are tenant=a*.
   - name: "shop:tenant=a*"
     quota: "8 per hour, fixed window"
     key: "tenant"

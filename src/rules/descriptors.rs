@@ -167,12 +167,13 @@ impl<L: Limiter> DescriptorLimits<L> {
     /// * A request is over the limit if one of its descriptors is over its limit. For such a request no descriptor is
     ///   charged, except that a fixed window with fewer units left than hits is used up, as in Envoy's service.
     /// * A descriptor without hits only looks. A descriptor without hits is over its limit if no unit remains.
-    /// * A limit in shadow mode counts but is never exceeded.
+    /// * A limit in shadow mode is counted, but no descriptor is over it.
     /// * If several descriptors are charged to one counter, their hits are added up.
     ///
     /// A request that names more than 1,000 counters is over the limit, and nothing is charged.
     ///
-    /// # Errors Returns the limiter's error. Then there is no decision, and a server should refuse the request, unless
+    /// # Errors
+    /// Returns the limiter's error. Then there is no decision, and a server should refuse the request, unless
     /// its operators chose that requests pass while the limiter fails.
     pub async fn decide(&self, request: &DescriptorRequest) -> Result<DescriptorAnswer, L::Error> {
         let core = &*self.0;

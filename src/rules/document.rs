@@ -160,8 +160,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
 /// the grammar, and may change with any version. Therefore words in the parser's messages only select one of our own
 /// messages.
 fn not_yaml(info: &str) -> &'static str {
-    const INDENTED: &str = "the line does not fit the lines before it: indent lines that belong together equally, and \
-                            write a space after the colon of `name: value`";
+    const INDENTED: &str = "the line does not fit the lines before it: give lines that belong together the same \
+                            indent, and write a space after the colon of `name: value`";
     const CHOICES: &[(&[&str], &str)] = &[
         (
             &["expected ','"],

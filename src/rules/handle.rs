@@ -85,7 +85,8 @@ impl Rules {
     /// as [`headers`](RateLimitLayer::headers), are set on the layer. Rules that [`and`](RateLimitLayer::and) adds are
     /// charged after the rules of the file, and do not change when the file is reloaded.
     ///
-    /// # Errors Returns the quotas that the limiter does not [support](Limiter::supports), with their positions in the
+    /// # Errors
+    /// Returns the quotas that the limiter does not [support](Limiter::supports), with their positions in the
     /// file. Also returns an error for a file in Envoy's form if [`RulesBuilder::descriptors`] was not called.
     pub fn layer<L: Limiter>(&self, limiter: L) -> Result<RateLimitLayer<L>, RulesError> {
         if self.0.tree().is_some() && !self.0.describes() {
@@ -101,7 +102,8 @@ impl Rules {
     /// Returns a [`DescriptorLimits`], which decides about Envoy's descriptors without an HTTP request. The
     /// `DescriptorLimits` uses new limits of the file as soon as they replace the old limits.
     ///
-    /// # Errors Returns an error with the quotas that the limiter does not [support](Limiter::supports). Also returns
+    /// # Errors
+    /// Returns an error with the quotas that the limiter does not [support](Limiter::supports). Also returns
     /// an error if the file does not have Envoy's form.
     pub fn descriptor_limits<L: Limiter>(&self, limiter: L) -> Result<DescriptorLimits<L>, RulesError> {
         if self.0.tree().is_none() {
@@ -114,7 +116,8 @@ impl Rules {
     /// Reads the file again, and puts its rules in force if they have changed. Returns the [version](Self::version).
     /// Call this when the program receives `SIGHUP`, or from an endpoint for operators.
     ///
-    /// # Errors Returns an error with all problems of the file, including quotas that the limiter of a layer does not
+    /// # Errors
+    /// Returns an error with all problems of the file, including quotas that the limiter of a layer does not
     /// support. Also returns an error if the rules are not from a file. After an error, the rules do not change.
     pub fn reload(&self) -> Result<u64, RulesError> {
         self.0.reload(|_| true).unwrap_or_else(|| Ok(self.version()))
@@ -124,7 +127,8 @@ impl Rules {
     /// the rules of the text, and with [`reload_every`](RulesBuilder::reload_every) the next change of the file
     /// replaces them.
     ///
-    /// # Errors Returns the errors of [`reload`](Self::reload).
+    /// # Errors
+    /// Returns the errors of [`reload`](Self::reload).
     pub fn replace(&self, text: impl Into<Vec<u8>>) -> Result<u64, RulesError> {
         self.0.replace(&text.into().into())
     }
@@ -350,7 +354,8 @@ impl RulesBuilder {
     /// # Ok(()) }
     /// ```
     ///
-    /// # Errors Returns an error with the problems that [`read_text`](Self::read_text) would return, except
+    /// # Errors
+    /// Returns an error with the problems that [`read_text`](Self::read_text) would return, except
     /// unregistered names.
     pub fn check(&self, text: impl AsRef<[u8]>) -> Result<RulesReport, RulesError> {
         store::check(&self.clone().checked()?, text.as_ref())
@@ -358,7 +363,8 @@ impl RulesBuilder {
 
     /// Reads the rules of a file.
     ///
-    /// # Errors Returns an error with all problems of the file. Also returns an error if a thread for reloading could
+    /// # Errors
+    /// Returns an error with all problems of the file. Also returns an error if a thread for reloading could
     /// not be started.
     pub fn read_file(self, path: impl AsRef<Path>) -> Result<Rules, RulesError> {
         let every = self.every;

@@ -108,7 +108,7 @@ impl Times {
         self.is_always() || other.zones.iter().all(is_covered)
     }
 
-    /// Returns the time until a rule with these times starts or stops to apply, or `None` if it never does.
+    /// Returns the time until a rule with these times starts or stops applying, or `None` if it never does.
     pub(super) fn changes_in(&self, now: Timestamp) -> Option<Duration> {
         if self.is_always() {
             return None;

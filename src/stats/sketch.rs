@@ -160,8 +160,8 @@ impl TopKey {
     /// the count is halved every five minutes. The count is too large by at most [`error`](Self::error). The count is
     /// too small by the events that were skipped while another thread counted, and by the rounding of halves.
     ///
-    /// For the keys that [hold the most units](super::StatsSnapshot::most_held), returns the exact number of units that
-    /// the key holds now.
+    /// For the keys that [hold the most units](super::StatsSnapshot::most_held), returns the number of units that the
+    /// key holds now.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count

@@ -569,7 +569,7 @@ impl Inner {
         self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
     }
 
-    /// Counts the begin and the end of the wait of a request, and of a paced body.
+    /// Counts the beginning and the end of a request's wait, and of a paced body.
     fn count_layer_event(&self, event: &LayerEvent) {
         self.events.count_of_layer(event);
         let entry = |policy: &Policy| self.policies.find(policy.name(), || self.now_us() / SHORT_US);

@@ -39,7 +39,7 @@ const EXPLAIN_KEY: &str =
 
 /// Lists the keys that are refused most often.
 pub(super) fn most_limited(html: &mut String, view: &PageView) -> fmt::Result {
-    top(html, "Refused most, of late", ("refusals", "about "), view.stats.most_limited().iter().take(KEYS_MAX))
+    top(html, "Refused most lately", ("refusals", "about "), view.stats.most_limited().iter().take(KEYS_MAX))
 }
 
 /// Lists the keys that use the most units of each policy.

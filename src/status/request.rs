@@ -81,8 +81,8 @@ pub(super) fn refuse_other_names(parts: &Parts, hosts: &[String]) -> Result<(), 
     match host_name(parts).filter(|_| is_browser) {
         Some(name) if !is_known(name, hosts) => {
             let message = format!(
-                "this page acts only under names that its program lists, because a foreign site may have given this \
-                 server the name {}: list the name with `StatusPage::hosts`",
+                "this page acts under a name only if its program lists the name, because a foreign site may have given \
+                 this server the name {}: list the name with `StatusPage::hosts`",
                 printable(name)
             );
             Err((StatusCode::FORBIDDEN, message.into()))

@@ -187,7 +187,7 @@ impl LayerKeys {
         if !self.held.iter().any(is_meant) {
             return Err(match act {
                 Act::Own(name) => wrong(&format!(
-                    "`{name}` is for keys of {}: choose that policy, or explain such a key",
+                    "`{name}` is for keys of {}: choose such a policy, or explain such a key",
                     own.join(", ")
                 )),
                 _ => wrong("no block is among these policies: `reset` forgets what the key has used"),

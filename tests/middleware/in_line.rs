@@ -410,7 +410,7 @@ fn explanation_says_that_a_request_would_wait_in_line() {
     let waits = explain(&layer);
     assert_eq!((waits.passes(), waits.wait_in_line()), (false, Some(Duration::from_secs(10))));
     assert!(
-        waits.to_string().starts_with("waits in line for up to 10s, or is refused: limited; nobody knows"),
+        waits.to_string().starts_with("waits in line for up to 10s, or is refused: limited; it is not known"),
         "{waits}"
     );
     assert!(waits.to_json().contains("\"line_wait_us\":10000000"), "{}", waits.to_json());

@@ -188,8 +188,8 @@ fn shortened(text: String) -> String {
     }
 }
 
-/// Returns whether all servers read a host in the same way. A host that all servers read in the same way is a name of
-/// letters, digits, `-`, `_` and `.`, or an address in brackets.
+/// Returns whether all servers read a host in the same way. Such a host is a name of letters, digits, `-`, `_` and `.`,
+/// or an address in brackets.
 fn is_plain_host(host: &[u8]) -> bool {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
     match host {
@@ -210,8 +210,8 @@ fn is_plain_path(path: &str) -> bool {
     path.starts_with('/') && !path.split('/').any(is_dots)
 }
 
-/// Compares the values of a header. The result is unclear if only some of several values match, because other programs
-/// may read another value.
+/// Compares the values of a header. If only some of several values match, the result is unclear, because other programs
+/// may read any one of the values.
 fn find_value(head: &Head<'_>, name: &HeaderName, values: &AnyOf) -> MatchResult {
     let mut found = head.headers.get_all(name).iter().map(|value| values.find(value.as_bytes().trim_ascii()));
     let Some(first) = found.next() else { return MatchResult::No };

@@ -37,7 +37,8 @@ impl StoredNames {
     /// Takes a stored name for the states of quotas whose largest capacity is `capacity`. Returns the largest capacity
     /// that quotas of this name have had.
     ///
-    /// # Errors Returns the line of the rule that already has the name.
+    /// # Errors
+    /// Returns the line of the rule that already has the name.
     pub(super) fn take(&mut self, name: &str, capacity: u64, line: usize) -> Result<u64, usize> {
         if let Some(other) = self.lines.insert(name.into(), line) {
             return Err(other);

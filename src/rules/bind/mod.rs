@@ -211,7 +211,9 @@ impl Binder<'_, '_> {
     fn take_stored_name(&mut self, position: Position, stored: &str, capacity: u64) -> Option<u64> {
         let taken = self.stored.take(stored, capacity, position.line);
         let problem = |line: usize| {
-            let message = format!("what clients used is stored as `{stored}`, as for the rule in line {line}");
+            let message = format!(
+                "what clients used is stored as `{stored}`, and the rule in line {line} stores it under the same name"
+            );
             self.problems.add(RulesErrorKind::Name, position, message);
         };
         taken.map_err(problem).ok()
