@@ -677,7 +677,7 @@ cases! {
     }
 
     /// A denied cost passes after its wait, and no wait is too long.
-    #[fix = "return the time until the same cost fits as the wait, rounded up"]
+    #[fix = "return as the wait the time until the same cost fits, rounded up"]
     async fn denied_cost_passes_after_its_wait(bench) {
         bench.take_one(CAPACITY).await?;
         let wait = wait_of(&bench.take_one(2).await?)?;
@@ -690,7 +690,7 @@ cases! {
     }
 
     /// In a long time, as many units pass as the quota allows: no more, and not many fewer.
-    #[fix = "see Quota::period: make units come back at the rate of the quota, independent of the reported waits"]
+    #[fix = "see Quota::period: make units come back at the rate of the quota, independently of the reported waits"]
     async fn units_come_back_at_the_rate_of_the_quota(bench) {
         const REFILLS: u64 = 5;
         const STEPS: u32 = 8;
@@ -726,7 +726,7 @@ cases! {
     }
 
     /// After `reset_after` has passed, the whole quota is available again.
-    #[fix = "return the time until no unit of the state counts any more as reset_after, rounded up"]
+    #[fix = "return as reset_after the time until no unit of the state counts any more, rounded up"]
     async fn whole_quota_is_back_after_reset_after(bench) {
         let taken = bench.take_one(3).await?;
         let reset = reset_of(&taken)?;
@@ -753,7 +753,7 @@ cases! {
     }
 
     /// A refund of units that have expired returns nothing.
-    #[fix = "name the instant or the window of a receipt in it, and compare this before you subtract units"]
+    #[fix = "note in each receipt its instant or its window, and compare this before you subtract units"]
     async fn late_refund_returns_nothing(bench) {
         let mut taken = bench.take_one(CAPACITY).await?;
         bench.subject.advance(reset_of(&taken)?).await;

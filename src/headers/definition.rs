@@ -209,8 +209,8 @@ impl Headers {
     /// `retry-after-ms`, because OpenAI's clients read the milliseconds first.
     ///
     /// The [unit](crate::Rule::unit) of a policy chooses its headers: `requests`, which is the default, or
-    /// `tokens`. A policy with another unit is not reported. If several policies have one unit, the
-    /// headers report the policy that binds. The policy that binds is the refusing policy with the longest
+    /// `tokens`. A policy with another unit is not reported. If several policies have the same unit,
+    /// the headers report the policy that binds. The policy that binds is the refusing policy with the longest
     /// wait, or if no policy refused, the policy with the fewest remaining units.
     ///
     /// ```

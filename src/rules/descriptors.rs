@@ -166,7 +166,7 @@ impl<L: Limiter> DescriptorLimits<L> {
     ///
     /// * A request is over the limit if one of its descriptors is over its limit. For such a request no descriptor is
     ///   charged, except that a fixed window with fewer units left than hits is used up, as in Envoy's service.
-    /// * A descriptor without hits only looks. A descriptor without hits is over its limit if no unit remains.
+    /// * A descriptor without hits only looks: it is over its limit if no unit remains.
     /// * A limit in shadow mode is counted, but no descriptor is over it.
     /// * If several descriptors are charged to one counter, their hits are added up.
     ///

@@ -201,8 +201,8 @@ impl RulesBuilder {
         self
     }
 
-    /// Registers a classifier, which rules use as `match: {action: <name>}`, and entries of a short list as
-    /// `action: <name>`.
+    /// Registers a classifier, which rules use as `match: {action: <name>}`. In the short form of a file, which is a
+    /// list of rules, they use it as `action: <name>`.
     #[must_use]
     pub fn action(
         mut self,
