@@ -376,9 +376,9 @@ impl ChargeDecision {
         self
     }
 
-    /// Copies the answer of a called function word by word. With such a copy, the compiler builds an answer that comes
-    /// from a call or from inlined code in registers. Without the copy word by word, the compiler would copy words
-    /// that were just written, which stalls on store forwarding.
+    /// Copies the answer of a called function word by word. If an answer may come either from a call or from inlined
+    /// code, this copy makes the compiler build it in registers. Without this copy, the compiler would copy words that
+    /// were just written, which stalls on store forwarding.
     #[inline(always)]
     pub(crate) fn in_words(self) -> Self {
         let Self { limit, remaining, reset_us, retry_us, window_us, delay_us, position, receipt } = self;

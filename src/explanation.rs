@@ -209,8 +209,8 @@ impl Explanation {
     ///
     /// A status: `policy`, `quota`, `unit`, `cost`, `allowed`, `refuses`, `near`, `limit`, `used`, `remaining`,
     /// `reset_after_us`, `wait`, `wait_us` and `delay_us`, as in [`PolicyStatus`] and its decision. If the limiter
-    /// did not ask the quota because another quota is known to refuse the request, only `policy`, `quota`, `unit`,
-    /// `cost` and `limit` are not `null`. `limit` and `remaining` are `null` for an
+    /// did not ask the quota because another quota is known to refuse the request, all but `policy`, `quota`, `unit`,
+    /// `cost` and `limit` are `null`. `limit` and `remaining` are `null` for an
     /// [unlimited](crate::Quota::unlimited) quota. `reset_after_us` is also `null` if the limiter does not know
     /// this time.
     #[must_use]
@@ -244,7 +244,7 @@ impl RuleExplanation {
         self.mode
     }
 
-    /// Returns why the rule does not charge the request. Returns `None` if the rule charges the request, unless
+    /// Returns why the rule does not charge the request. `None` means that the rule charges the request, unless
     /// the request is refused.
     #[must_use]
     pub fn not_charged(&self) -> Option<NotCharged> {

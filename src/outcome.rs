@@ -71,7 +71,7 @@ labelled! {
         /// An access list denied the client, and the request was refused.
         Denied = "denied",
         /// The request had no key and was refused. The status is 400, or 500 if the rule's key is the client's address
-        /// and the server does not provide that address.
+        /// and the server does not provide that address, which no client can change.
         KeyMissing = "key_missing",
         /// The limiter failed, and the request passed.
         FailedOpen = "failed_open",
@@ -225,8 +225,7 @@ impl PolicyStatus {
         self.cost
     }
 
-    /// Returns the units that the request took when it was decided. Later refunds and settlements do not change the
-    /// returned number.
+    /// Returns the units that the request took when it was decided. These units may be refunded or settled later.
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.taken

@@ -496,7 +496,7 @@ impl std::error::Error for Refused {}
 /// request. If the cost is known only from the body, call [`admit`](RateLimitLayer::admit) in the handler.
 #[cfg(feature = "axum")]
 pub struct Admit<L = crate::limiter::memory::limiter::MemoryLimiter> {
-    /// The admission, by which the handler ends the charges and gets the layer's headers.
+    /// The admission. It has the layer's headers, and the handler says with it what stays charged.
     pub admission: Admission,
     limiter: std::marker::PhantomData<fn() -> L>,
 }

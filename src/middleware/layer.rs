@@ -220,7 +220,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   a limit refused each copy. The same condition applies to a handler that calls another limited service with a
     ///   copy of the extensions.
     /// * The refund is made when the response arrives, even if middleware between the layers changed the response. If
-    ///   the response's future is dropped after the refusal, or the service panics, the refund is made then.
+    ///   the response's future is dropped after the refusal, the refund is made then, even if the service panics.
     /// * The headers report the units that remain after the refund. If the limiter answers at once, the layer asks
     ///   the limiter again; otherwise the layer calculates the remaining units. A refund to a leaky queue has no
     ///   effect while another request is queued behind it.
@@ -383,8 +383,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * The layer's [timer](Self::delay) measures the time. If the layer has no timer, `TokioTimer`
     ///   does, with the feature `tokio`, which `axum` and `tonic` enable. Without a timer, or outside of
     ///   a runtime, nothing is read. The runtime needs its time driver.
-    /// * In a client, the request's body has not been sent yet. Set `discard_body(0,
-    ///   Duration::ZERO)` there.
+    /// * In a client, the request's body has not been sent yet. Set
+    ///   `discard_body(0, Duration::ZERO)` there.
     ///
     /// ```
     /// use std::time::Duration;

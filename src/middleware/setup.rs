@@ -419,7 +419,7 @@ fn meters_waits(rule: &Rule, policy: &Policy) -> bool {
 }
 
 impl Ticket {
-    /// Notes, for each rule that applies to a request, whether the rule can ever let a request
+    /// Notes, for each rule that applies to a request, whether the rule can ever let this request
     /// pass.
     #[cold]
     pub(super) fn look_for_never<L: Limiter>(&self, layer: &Compiled<L>) {

@@ -1,8 +1,8 @@
 //! The strikes of requests that have no response yet. A refusal must not promise a wait that depends on unsettled
 //! strikes.
 //!
-//! A block counts a strike when a request comes. The strike is refunded if the response does not count as one. While
-//! requests are under way, their strikes may close a key that their responses open again. The limiter cannot
+//! A block counts a strike when a request comes. The strike is refunded if the response does not count as a strike.
+//! While requests are under way, their strikes may close a key that their responses open again. The limiter cannot
 //! distinguish the strikes of requests under way from final strikes, so the layer counts those of its own requests.
 
 use std::collections::HashMap;

@@ -183,8 +183,8 @@ impl Holdings {
         (claim, bid)
     }
 
-    /// Removes units that a run took from what this process holds. Returns the call that returns them
-    /// to the store, or `None` if the run is over.
+    /// Subtracts units of a run from the units that this process holds. Returns the call that returns
+    /// the units to the store, or `None` if the run is over.
     pub(crate) fn return_units(&self, key: HeldKey, run: u64, units: u64, connections: u64) -> Option<Return> {
         let mut part = self.part(&key.bytes);
         let holding = part.get_mut(&key.bytes).filter(|holding| holding.run == run)?;
@@ -328,8 +328,8 @@ impl Holdings {
         self.doubtful_until.fetch_max(until.as_micros(), Ordering::Relaxed);
     }
 
-    /// Adopts the number of resets of the row that refused a call, if it is larger than the known
-    /// number.
+    /// Compares the number of resets of the row that refused a call with the known number. If the row's
+    /// number is larger, adopts it and begins a new run, which holds no units.
     fn learn(&self, holding: &mut Holding, row: CurrentRow) {
         if row.resets > holding.resets {
             holding.resets = row.resets;

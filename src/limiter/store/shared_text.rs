@@ -37,7 +37,7 @@ const LIVES: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// The maximum number of times that the text is read if it is replaced during each reading.
 const READS: usize = 5;
 
-/// One in this number of loads of a known text checks that all parts exist. These loads take a minute.
+/// One in this number of loads of a known text checks that all parts exist, which is one load a minute.
 const WHOLE_EVERY: u32 = 60;
 
 /// The text of a limiter's store.

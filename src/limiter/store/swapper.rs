@@ -25,7 +25,7 @@
 //!
 //! # Late answers
 //!
-//! When the deadline of a flight is over, the flight ends, so that the next flight can decide its keys. A task then
+//! When the deadline of a flight has passed, the flight ends, so that the next flight can decide its keys. A task then
 //! listens for the answer. If the swap was made, the charges are refunded, because their callers have gone.
 
 use std::collections::HashMap;

@@ -188,8 +188,8 @@ impl AccessList {
     /// Sets the entries of many networks in one change.
     ///
     /// # Errors
-    /// Returns an error if a text is neither a network nor an address. The list is not changed
-    /// after an error.
+    /// Returns an error if a text is neither a network nor an address. In that case, no entry of the
+    /// list is changed.
     pub fn set_all<I>(&self, networks: I, access: Access) -> Result<(), ConfigError>
     where
         I: IntoIterator,

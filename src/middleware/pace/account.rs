@@ -39,8 +39,8 @@ const BATCH_US: u64 = 50_000;
 /// than one percent of ten seconds.
 const TICK_US: u64 = 150_000;
 
-/// A tick need not be longer than the time of this many bytes. Ticks should not be shorter either,
-/// because sending a piece costs processor time, whatever the piece's size is.
+/// A tick lasts for this many bytes, but at least [`BATCH_US`] and at most [`TICK_US`]. A batch should
+/// not be smaller, because sending a piece costs processor time, whatever the piece's size is.
 const TICK_BYTES: u64 = 32_768;
 
 /// A batch of a slow pace has at least this many bytes, if they last for at most [`SLOW_US`].

@@ -62,8 +62,8 @@ impl Rule {
     ///
     /// The client notices the pace through the flow control of TCP or HTTP/2. The request's body
     /// has to be the body of axum or tonic (with these features), or an
-    /// [`UnsyncBoxBody`](http_body_util::combinators::UnsyncBoxBody) whose error is a `Box<dyn
-    /// Error + Send + Sync>`. Other bodies are not paced, and the layer
+    /// [`UnsyncBoxBody`](http_body_util::combinators::UnsyncBoxBody) whose error is a
+    /// `Box<dyn Error + Send + Sync>`. Other bodies are not paced, and the layer
     /// [warns](crate::observe::SetupWarningKind::NoEffect).
     pub fn pace_requests(self) -> Self {
         self.pacing(PacedBodies::Requests)

@@ -87,8 +87,9 @@ impl QuotaSwitch {
     /// quota.
     ///
     /// # Errors
-    /// Returns an error if a layer's limiter does not support the quota, or if the quota would change from
-    /// or to a block, a meter or a concurrency limit. The quota is not changed after an error.
+    /// Returns an error if a layer's limiter does not support the quota. Also returns an error if the old or
+    /// the new quota is a block, a meter or a concurrency limit, and the other is not of the same kind. After
+    /// an error, the old quota stays in force.
     pub fn set(&self, quota: Quota) -> Result<Quota, ConfigError> {
         let before = self.get();
         if kind(&before) != kind(&quota) {

@@ -57,7 +57,7 @@ impl Clone for NestedToken {
 }
 
 impl Copies {
-    /// Returns whether inner limits have refused every copy of the request. After the result is true it stays true,
+    /// Returns whether inner limits have refused every copy of the request. Once the result is true, it stays true,
     /// because no copy is left to clone.
     pub(crate) fn are_refused(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0

@@ -124,7 +124,8 @@ impl Leases {
     }
 
     /// Records the answer to the request for a lease: granted, denied, or `None` if the store failed.
-    /// Returns the refund of the lease if its key is no longer watched or was reset.
+    /// Returns the refund of the lease if its key is no longer watched. A lease whose key was reset is
+    /// dropped without a refund.
     pub(crate) fn record_answer(&self, wanted: &Wanted, mut answer: Option<ChargeDecision>) -> Option<Refund> {
         let now = self.clock.now();
         let mut receipt = answer.as_mut().and_then(ChargeDecision::take_receipt);

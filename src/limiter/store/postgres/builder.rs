@@ -129,8 +129,8 @@ impl PostgresStoreBuilder {
     /// Connects without TLS to the server of a URL, such as
     /// `postgres://user:password@host/database`.
     ///
-    /// An unreachable server is not an error, unless the table has to be created. The first checks then fail until the
-    /// server can be reached.
+    /// An unreachable server is an error only if the table has to be created. Otherwise this method succeeds, and the
+    /// first checks fail until the server can be reached.
     ///
     /// # Errors
     /// Returns an error of kind [`Misconfigured`](StoreErrorKind::Misconfigured) if a setting is out of its range, the
