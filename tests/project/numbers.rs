@@ -87,7 +87,10 @@ const PROMISES: &[Promise] = &[
     ("src/limiter/remote/leases/mod.rs::HELD", &["are denied to other processes, for up to {}."]),
     (
         "src/limiter/place_lines.rs::FAILED_POLLS_MAX + 1",
-        &["If {} calls fail in a row, the request is decided", "if the first or the last call fails, or {} calls in a row"],
+        &[
+            "If {} calls fail in a row, the request is decided",
+            "if the first or the last call fails, or {} calls in a row",
+        ],
     ),
     (
         "src/limiter/redis/connection/settings.rs::FAILURES",
