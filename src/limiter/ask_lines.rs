@@ -264,9 +264,9 @@ impl AskLine {
         }
     }
 
-    /// Returns the instant at which a caller may ask. `position` is the number of callers before the caller,
-    /// and `largest` is the largest cost among all of these. The caller waits [`PATIENCE_US`] for each caller
-    /// before it, from the instant at which all of them may ask.
+    /// Returns the instant at which a caller may ask. `position` is the number of callers before this caller, and
+    /// `largest` is the largest cost among those callers and this caller. The caller waits [`PATIENCE_US`] for each
+    /// caller before it, from the instant at which all of them may ask.
     fn may_ask_us(&self, position: usize, largest: u64) -> u64 {
         let patience_us = PATIENCE_US.saturating_mul(u64::try_from(position).unwrap_or(u64::MAX));
         self.free_us(largest).saturating_add(patience_us)
@@ -317,7 +317,8 @@ impl AskLine {
     /// named will have passed when a call that is sent now arrives.
     ///
     /// A call that asks too early costs a whole round trip. So the measure falls to a shorter round trip at
-    /// once, and rises to a longer one slowly. A call that failed is not measured.
+    /// once, and rises to a longer one slowly. A call that failed is not measured. An answer that a limiter gives
+    /// without asking its store counts as a round trip of almost no time.
     fn measure(&mut self, asking: Asking, now_us: u64) -> u64 {
         let took_us = now_us.saturating_sub(asking.since_us);
         let usual_us = self.trip_us.map_or(took_us, |usual_us| usual_us + took_us.saturating_sub(usual_us) / 8);

@@ -87,7 +87,8 @@ pub trait Limiter: Send + Sync + 'static {
     /// keeps at most 4,096 such refunds.
     ///
     /// A refund never removes more usage than its receipt holds, even if the key has since been charged under a larger
-    /// quota of the policy. If that usage does not fit the refund's quota, the refund has no effect.
+    /// quota of the policy. If the key has more units in use than the refund's quota can store, the refund has no
+    /// effect.
     ///
     /// The caller may drop a [`Reply::Later`] without polling it. A remote limiter therefore sends the refund
     /// before `refund` returns; the future only waits for the answer.
@@ -150,7 +151,7 @@ pub trait Limiter: Send + Sync + 'static {
     /// not because its store failed. By default `false`.
     ///
     /// A client can cause an overload with many requests at once, so [`OnError::Allow`](crate::OnError::Allow) does
-    /// not let the requests pass for which the limiter is overloaded.
+    /// not let a request pass if its check failed because of an overload.
     fn is_overload(&self, error: &Self::Error) -> bool {
         let _ = error;
         false

@@ -459,7 +459,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             }
             Some(turn @ LineTurn::Places(_)) if wait == Wait::Unknown => self.turn = Some(turn),
             None if !self.was_denied_outside && !self.first.policy.limits_in_flight() => self.was_denied_outside = true,
-            // Another charge of the set is denied, and its wait is known.
+            // A caller without a turn joins a line. A caller in a line for places changes to another line if it learns
+            // a wait, because the limiter names a wait only if another charge of the set is denied.
             Some(LineTurn::Places(_)) | None => self.join(wait)?,
         }
         Ok(())

@@ -89,7 +89,8 @@ impl States {
         self.note_claim(now);
         let mut read = now;
         for _ in 0..ATTEMPTS {
-            // A search reads `may_grow` once, and still treats freed slots as kept if the growth ends meanwhile.
+            // Each search computes `now` once. So if the growth ends during the search, the search still treats the
+            // slots of states that expired within `KEPT_US` as kept.
             let may_grow = self.table.may_grow();
             let now = if may_grow { read.earlier(KEPT_US) } else { read };
             let mut slots = self.table.candidates(key);

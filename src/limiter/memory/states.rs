@@ -42,8 +42,9 @@ pub(super) struct States {
     pub(super) seeds: [u64; 2],
     shared_seed: SharedSeed,
     /// The instant from which words count. If a clock steps so far that a word could not hold the time, the base
-    /// steps as well. Every state then lies ahead of the clock, as if the clock had shown a later time when the
-    /// state was written. So no state is forgotten, and a state that is too far ahead is moved back when it is read.
+    /// steps as well. Every state then lies as far ahead of the clock as if the clock had shown a later time when
+    /// the state was written. So no state is forgotten, and a state that is too far ahead is moved back when it is
+    /// read.
     base: AtomicU64,
     pub(super) policy_registry: PolicyRegistry,
     stripes: Box<[Mutex<()>]>,

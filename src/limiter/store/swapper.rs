@@ -1,9 +1,9 @@
 //! Takes the requests of a flight to the store: decides them on copies of the values, swaps the results in, and
 //! decides again after conflicts.
 //!
-//! The requests of a flight that common keys join are a *party*. Each party is decided separately, and is one swap.
-//! The swaps of several parties share a call, if the store takes several swaps in a call. After a conflict, only
-//! its own party is decided again.
+//! Requests of a flight that are linked by common keys are a *party*. Each party is decided separately, and is one
+//! swap. The swaps of several parties share a call, if the store takes several swaps in a call. After a conflict,
+//! only its own party is decided again.
 //!
 //! # Lost answers
 //!
@@ -57,7 +57,7 @@ const PAUSE: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(
 /// The longest rest of a process before its next flight, for each conflict that it had.
 const REST: Duration = Duration::from_millis(2);
 
-/// The time after the deadline of a flight at which its callers have gone.
+/// The time from the deadline of a flight until its callers have surely gone.
 const LEAVE: Duration = Duration::from_millis(10);
 
 /// The first answer gives the store's time to within half of its round trip. If the round trip took
@@ -73,7 +73,7 @@ struct Inner<S: Store> {
     quotas: Quotas,
 }
 
-/// Requests of a flight that common keys join.
+/// Requests of a flight that are linked by common keys.
 struct Party<'a, S: Store> {
     callers: Vec<Caller<Swapper<S>>>,
     copy: WorkingCopy<'a>,
@@ -663,7 +663,7 @@ impl FromStore for Called {
     }
 }
 
-/// Groups the requests that common keys join. Each group keeps the order of its requests.
+/// Groups the requests that are linked by common keys. Each group keeps the order of its requests.
 fn joined<S: Store>(callers: Vec<Caller<Swapper<S>>>) -> Vec<Vec<Caller<Swapper<S>>>> {
     let mut of_keys: HashMap<u64, usize, foldhash::fast::RandomState> = HashMap::default();
     // `merged[group]` is the group that `group` was merged into, or `group` itself.

@@ -83,13 +83,13 @@ impl CallFailure {
         Self::lost(StoreErrorKind::Unavailable, format!("no credentials for Redis at {server}: {why}"))
     }
 
-    /// The failure of a client that refused the settings, with the client's error.
+    /// The failure of a client library that refused the settings, with the library's error.
     #[cfg(feature = "redis-rs")]
     pub(super) fn refused(error: RedisError) -> Self {
         Self { cause: Cause::Answer, error }
     }
 
-    /// The failure of a client that refused the settings, with the client's words.
+    /// The failure of a client library that refused the settings, with the library's words.
     pub(super) fn unusable(server: &Address, words: &str) -> Self {
         Self {
             cause: Cause::Answer,
@@ -97,7 +97,7 @@ impl CallFailure {
         }
     }
 
-    /// The failure of a connection whose certificate was refused, with the client's words.
+    /// The failure of a connection whose server has a certificate that was refused, with the client library's words.
     pub(super) fn untrusted(server: &Address, words: &str) -> Self {
         Self {
             cause: Cause::Answer,
@@ -158,7 +158,8 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
     let is_code = |words: &str| words.bytes().all(|byte| byte.is_ascii_uppercase());
     let says = |words: &&str| if is_code(words) { has(words) } else { text.contains(words) };
     let known = MEANINGS.iter().find(|(words, ..)| words.iter().any(says));
-    // An unknown error may be temporary: too many clients, a proxy without a server, or an error of a later version.
+    // An error that is not in `MEANINGS` may be temporary: too many clients, a proxy without a server, or an error of
+    // a later version.
     known.map_or((StoreErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
 }
 

@@ -204,7 +204,7 @@ impl RedisConnections {
         self.link(slot).map_or_else(|error| error, |link| link.record_refusal(words))
     }
 
-    /// Records the error of a check that failed before its call was made, or because of a stored value.
+    /// Records the error of a check that was not sent, or that failed although the server replied to its call.
     pub(super) fn record_failure(&self, error: &RedisError) {
         error.report_to(&self.0.events);
     }

@@ -225,8 +225,8 @@ impl Fred {
                     let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
                     let _: Value = with_options.custom(asking, Vec::<Value>::new()).await?;
                     let _: Value = with_options.custom(command, arguments).await?;
-                    // If the server refuses ASKING, its answer to the second command reflects this, so only the
-                    // second answer matters.
+                    // If the server refuses ASKING, `all` returns that error. The server then redirects the second
+                    // command instead of running it.
                     let answers: Vec<Value> = pipeline.all().await?;
                     Ok(answers.into_iter().last().unwrap_or(Value::Null))
                 }

@@ -307,8 +307,8 @@ impl RedisRs {
                 let mut pipeline = Pipeline::with_capacity(2);
                 pipeline.add_command(redis::cmd("ASKING")).add_command(command);
                 let answers = redis.send_packed_commands(&pipeline, 0, 2).await;
-                // If the server refuses ASKING, its answer to the second command reflects this, so only the second
-                // answer matters.
+                // Uses only the second answer: a server that refuses ASKING redirects the second command instead of
+                // running it.
                 answers.map(|answers| answers.into_iter().last().unwrap_or(Value::Nil))
             }
         };

@@ -22,7 +22,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 const FAILURES: u32 = 3;
 
 /// The time without traffic after which the system probes whether a connection is alive. The time between two such
-/// probes is the same. This process probes more often. This bound covers times in which the process is suspended.
+/// probes is the same. This process probes connections more often, but only the system's probes go on while the
+/// process is suspended.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// The settings of a store.

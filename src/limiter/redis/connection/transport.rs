@@ -14,7 +14,7 @@ pub(super) const DEPTH_MAX: usize = 8;
 /// A connection to one server, made with a client library. Each library has its own file.
 pub(super) trait Transport: Send + Sync + 'static {
     /// Connects, reports this to `heard`, and keeps the connection. Returns why the connection has ended, or was not
-    /// made. A host's name is resolved anew by each call. If the future is dropped, the connection ends as well.
+    /// made. A host's name is resolved anew each time. If the future is dropped, the connection ends as well.
     fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure>;
 
     /// Sends a command to a server that has the keys' slot in this state, and waits for the answer. The command

@@ -61,8 +61,8 @@ impl<B: Backend> Checks<B> {
         let (checks, taken) = (Arc::clone(self), self.take(&[Charge::new(&policy, &key)]));
         Reply::Later(Box::pin(async move {
             let answer = match taken.await {
-                // An overloaded store may still answer. A process that stopped serving because of the overload would
-                // move its load to the other processes.
+                // This process asks for too much, and the store may still answer. A process that stopped serving
+                // because of its own overload would move its load to the other processes.
                 Err(error) if error.kind() == StoreErrorKind::Overloaded => Ok(()),
                 answer => answer.map(drop),
             };

@@ -41,7 +41,7 @@ const CALLS_MAX: u64 = 64;
 const CALLS_PER_MS: u64 = 6;
 const CALL_SHORT: u64 = 2_000_000;
 
-/// A flight has at most this part of the window, so that a store that is the bottleneck has several flights to
+/// A flight has at most 1/`FLIGHTS_MIN` of the window, so that a store that is the bottleneck has several flights to
 /// work on.
 const FLIGHTS_MIN: u64 = 8;
 
@@ -281,8 +281,9 @@ impl LoadWindow {
 
     /// Returns how long a call may take before the window shrinks.
     ///
-    /// If other clients make calls long, some calls are late, whatever this process does. If most calls are
-    /// late, other clients may not be the cause, and a smaller window shows whether they are.
+    /// While other clients make calls long, the result is more than the deadline, because some calls are then
+    /// late whatever this process does. If most calls are even later, other clients may not be the cause, and a
+    /// smaller window shows whether they are.
     fn goal(&self, deadline: u64) -> u64 {
         if self.others_make_long && self.call > deadline / 2 { deadline / 10 * 13 } else { self.target(deadline) }
     }

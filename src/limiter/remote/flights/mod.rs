@@ -46,8 +46,8 @@ mod load_window;
 mod queue;
 mod quickest;
 
-/// A caller stops waiting at this time after the deadline. Before that instant, a call that was
-/// sent at once has failed with an error that names the server.
+/// The time for which a caller still waits after the deadline. By then, a call that was sent at
+/// once has failed with an error that names the server.
 const GRACE: Duration = Duration::from_millis(5);
 
 /// The flights of a limiter.
