@@ -66,10 +66,10 @@
 //! decides again at once, on the current value. A process that won after several losses lets the
 //! other processes go first, for up to 8 ms. A check that cannot win the key by its deadline fails
 //! as [`Contended`](crate::limiter::StoreErrorKind::Contended). In a measurement, eight processes
-//! of four tasks each charged one key without a pause on two busy processors. The deadline of 50 ms
-//! passed for 4 % of 160,000 checks, and 0.1 % of them lost the key to other processes. With 32
-//! limiters, the deadline passed for a third of the checks. So give such a key a longer deadline:
-//! one of 200 ms passed for 3 %.
+//! of four tasks each charged one key without a pause on two busy processors. Of 160,000 checks,
+//! 4 % missed the deadline of 50 ms, and 0.1 % lost the key to other processes. With 32 limiters, a
+//! third of the checks missed the deadline. So give such a key a longer deadline: 3 % of the checks
+//! missed a deadline of 200 ms.
 //!
 //! # Connections
 //!
