@@ -286,7 +286,7 @@ mod tests {
         let fields = "expected one of `count`, `networks`, `forwarded`, `single-header`";
         for (text, expected) in [
             (r#"{"header": "x"}"#, fields),
-            (r#"{"count": 0}"#, "it must be 1 to 64"),
+            (r#"{"count": 0}"#, "use 1 to 64"),
             (r#"{"networks": ["proxy.local"]}"#, "is neither an address such as 192.0.2.1 nor a network"),
             (r#"{"networks": []}"#, "no trusted networks"),
             (r#"{"networks": "10.0.0.0/8"}"#, "expected a list of networks, such as [10.0.0.0/8]"),

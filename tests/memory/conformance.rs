@@ -176,9 +176,13 @@ async fn suite_sees_a_race_between_two_threads() {
     assert!(broken.contains("concurrent_takes_are_counted_exactly"), "{failures}");
     assert!(broken.iter().all(|case| case.starts_with("concurrent")), "{failures}");
     let text = failures.to_string();
-    for part in
-        ["5 per minute", "promise: As many concurrent takes", "found:", "cases.rs:", "fix:     decide and write"]
-    {
+    for part in [
+        "5 per minute",
+        "promise: Of concurrent takes on several threads, exactly as many pass as fit",
+        "found:",
+        "cases.rs:",
+        "fix:     decide and write",
+    ] {
         assert!(text.contains(part), "{part:?} is missing from:\n{text}");
     }
 }

@@ -132,8 +132,8 @@ mod tests {
         assert_eq!(kind, StoreErrorKind::Overloaded);
         assert_eq!(
             message,
-            "the store answers about 12760 checks of this process a second, 900 wait, a call takes 40.1ms, and the \
-             deadline is 100ms: this check was not sent, because its answer would come too late"
+            "the store answers about 12760 checks of this process a second, 900 checks wait, a call takes 40.1ms, and \
+             the deadline is 100ms: this check was not sent, because its answer would come too late"
         );
         let (kind, message) = Unanswered::TooFar { call: 3 * call, deadline }.kind_and_message();
         assert_eq!(kind, StoreErrorKind::Timeout);

@@ -132,7 +132,7 @@ mod conformance {
     #[tokio::test]
     async fn store_that_takes_different_keys_for_one_is_found() {
         let failures = check_store(&OneCase::default()).await.unwrap_err().to_string();
-        assert!(failures.starts_with("1 promises") && failures.contains("look alike"), "{failures}");
+        assert!(failures.starts_with("1 promises") && failures.contains("differ only in case"), "{failures}");
     }
 
     #[tokio::test(start_paused = true)]
