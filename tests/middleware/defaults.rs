@@ -44,7 +44,7 @@ const ROWS: [(&str, &str); 17] = [
         "response_in_place_of_another_is_stored_by_no_cache",
     ),
     ("a refusal, and gRPC", "request_that_is_no_call_gets_no_grpc_refusal"),
-    ("what a response carries inside the server", "response_carries_no_outcome"),
+    ("the extensions of a response", "response_carries_no_outcome"),
 ];
 
 #[test]

@@ -136,7 +136,7 @@ async fn form_for_all_processes_is_checked() {
         ("action=set&setting=moods+client&value=shadow&why=a", StatusCode::BAD_REQUEST, "moods"),
         ("action=set&setting=mode+client&value=off&why=a", StatusCode::BAD_REQUEST, "the value cannot be read"),
         ("action=set&setting=mode+clientt&value=shadow&why=a", StatusCode::BAD_REQUEST, "it has `client`"),
-        ("action=set&setting=network+clients&value=deny&why=a", StatusCode::BAD_REQUEST, "name it"),
+        ("action=set&setting=network+clients&value=deny&why=a", StatusCode::BAD_REQUEST, "name one"),
         ("action=set&setting=mode+client&value=shadow&why=a&lasting=soon", StatusCode::BAD_REQUEST, "`1 hour`"),
         ("action=set&setting=mode+client&value=shadow&why=a&seen=now", StatusCode::BAD_REQUEST, "a revision"),
         ("action=rollback&setting=mode+client&why=a", StatusCode::BAD_REQUEST, "only rules"),
