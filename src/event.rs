@@ -332,7 +332,7 @@ pub enum LayerEvent {
     /// another policy.
     #[non_exhaustive]
     WaitEnded {
-        /// The policy of the event with which the wait began.
+        /// The policy of the [`WaitBegan`](LayerEvent::WaitBegan) to which this event belongs.
         policy: Policy,
         /// How long the request waited, according to the layer's timer.
         waited: Duration,
@@ -347,7 +347,7 @@ pub enum LayerEvent {
     /// A body with a pace has ended: all bytes passed, the body failed, or the body was dropped.
     #[non_exhaustive]
     PaceEnded {
-        /// The policy of the event with which the pace began.
+        /// The policy of the [`PaceBegan`](LayerEvent::PaceBegan) to which this event belongs.
         policy: Policy,
         /// How many bytes of the body passed.
         bytes: u64,

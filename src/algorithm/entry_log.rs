@@ -79,8 +79,8 @@ pub(crate) struct EntryLog {
     period_us: u64,
     /// The length of a sub-window; 1 for the log.
     grain: Divisor,
-    /// How many units of an entry count while the edge of the period passes over the entry. A log's entry has
-    /// no length, so it is dropped.
+    /// How many units of an entry count while the edge of the period passes over the entry. This is `Dropped` for a
+    /// log, because an entry of a log is a single instant.
     oldest: Oldest,
     log: bool,
     count_denied: bool,

@@ -12,7 +12,7 @@
 //!
 //! # 2 Parameters
 //!
-//! The limit, and either period and anchor or a calendar. The quota may count denied requests, up to
+//! The limit, and either a calendar, or a period with its anchor. The quota may count denied requests, up to
 //! the limit. An unlimited quota takes every charge like a forced charge, and its count stops at the
 //! limit.
 //!

@@ -270,7 +270,7 @@ cases! {
         same("units of the shortcut's receipt", receipt(Some(&mut quickly))?.units(), 2)
     }
 
-    /// The shortcut for one receipt, if the limiter has it, refunds as many units as a refund.
+    /// If the limiter has a shortcut that refunds one receipt, the shortcut refunds as many units as the usual call.
     #[fix = "make try_refund_one refund with the same function as refund, or return the receipt"]
     async fn shortcut_is_a_refund(bench) {
         let mut taken = bench.take_one(2).await?;
@@ -677,7 +677,7 @@ cases! {
     }
 
     /// A denied cost passes after its wait, and no wait is too long.
-    #[fix = "return as the wait the time until the same cost fits, rounded up"]
+    #[fix = "set the wait to the time after which the same cost fits, rounded up"]
     async fn denied_cost_passes_after_its_wait(bench) {
         bench.take_one(CAPACITY).await?;
         let wait = wait_of(&bench.take_one(2).await?)?;
@@ -726,7 +726,7 @@ cases! {
     }
 
     /// After `reset_after` has passed, the whole quota is available again.
-    #[fix = "return as reset_after the time until no unit of the state counts any more, rounded up"]
+    #[fix = "set reset_after to the time after which no unit of the state counts any more, rounded up"]
     async fn whole_quota_is_back_after_reset_after(bench) {
         let taken = bench.take_one(3).await?;
         let reset = reset_of(&taken)?;

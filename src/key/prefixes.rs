@@ -53,7 +53,7 @@ impl Prefixes {
         Self { ipv4: 32, ipv6: 128 }
     }
 
-    /// Sets how many bits of an IPv4 address count.
+    /// Sets the length of the prefix by which IPv4 addresses are grouped, in bits.
     ///
     /// # Errors
     /// Returns an error if `bits` is less than 8 or more than 32.
@@ -61,7 +61,7 @@ impl Prefixes {
         Ok(Self { ipv4: within("IPv4", 8, bits, 32)?, ..self })
     }
 
-    /// Sets how many bits of an IPv6 address count.
+    /// Sets the length of the prefix by which IPv6 addresses are grouped, in bits.
     ///
     /// # Errors
     /// Returns an error if `bits` is less than 32 (an Internet provider's whole network) or more than

@@ -293,7 +293,7 @@ impl Diagnostics {
                     MissingKey::Exempt => "are not limited",
                 };
                 let peer = match peer_address(head) {
-                    None => "if the extractor reads the peer's address, no request has one, so pass the address on; ",
+                    None => "a request has no peer address, so if the extractor reads that address, make the server pass it on; ",
                     Some(_) => "",
                 };
                 format!(

@@ -66,8 +66,8 @@ impl<L: Limiter> Compiled<L> {
             if rule.pace.is_some() {
                 continue; // no header reports it
             }
-            // Counts the rules that apply to every request, because a request usually meets only some of the other
-            // rules, and only one policy of a rule with plans.
+            // Counts only the rules that apply to every request: a request usually meets only some of the others. A
+            // rule with plans counts as one policy, because a request meets only one of its plans.
             if rule.conditions.is_empty() && rule.paths.is_empty() && !rule.is_disabled() {
                 let count = if rule.choose.is_some() { 1 } else { bound.policies().len() };
                 let first = bound.end() - bound.policies().len();

@@ -256,7 +256,8 @@ impl<L: Limiter> Core<L> {
     }
 
     /// Uses up the windows that have fewer units left than a refused charge needed. Envoy reports tokens after they
-    /// were spent, so a counter that lacks tokens must be over its limit at the next look.
+    /// were spent. So if a window has fewer units left than tokens were spent, it loses these units, and the next request
+    /// that looks at its counter finds the counter over its limit.
     ///
     /// The charge is made by a second call to the limiter, and a window may have ended since the first call. If a
     /// window has ended, the charge is refunded to the new window.

@@ -49,8 +49,9 @@
 //!   Fields of other programs in `metadata` are not read.
 //! * **All or nothing.** If one descriptor is over its limit, the other descriptors are not
 //!   charged. Envoy's service behaves like this with
-//!   `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`. If [`DescriptorLimits`] refuses more hits than
-//!   a window has units left, the window is used up, as in Envoy's service.
+//!   `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`. If [`DescriptorLimits`] refuses a request
+//!   because a window has fewer units left than the request has hits, it uses up the window, as
+//!   Envoy's service does.
 //! * `unlimited`, `shadow_mode`, `name` and `replaces` have the same meaning as in Envoy's service.
 //!   `detailed_metric` and `value_to_metric` have no effect, because an
 //!   [`Observer`](crate::observe::Observer) gets each key.

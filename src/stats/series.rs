@@ -148,8 +148,8 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         ),
         (
             "ratelimit_limiter_scripts_forgotten_total",
-            "Times that a server of Redis did not know scripts that it had run: it was restarted, or is another \
-             server.",
+            "Times that a Redis server no longer had the limiter's scripts: it was restarted or replaced, or its \
+             scripts were flushed.",
             events.scripts_forgotten(),
         ),
     ];

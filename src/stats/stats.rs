@@ -420,7 +420,7 @@ impl Stats {
     /// | `ratelimit_limiter_call_seconds` | gauge | | smoothed duration of a call |
     /// | `ratelimit_limiter_quickest_call_seconds` | gauge | | duration of the quickest call of the last five to ten seconds. Near to the smoothed one if the store is far, and much shorter if it is busy |
     /// | `ratelimit_limiter_connections_total` | counter | | connections that were made to servers of Redis. It grows while they are cut |
-    /// | `ratelimit_limiter_scripts_forgotten_total` | counter | | times that a server of Redis did not know scripts that it had run, see [`ScriptsForgotten`](crate::observe::LimiterEvent::ScriptsForgotten). It may have lost its data |
+    /// | `ratelimit_limiter_scripts_forgotten_total` | counter | | times that a Redis server no longer had the scripts of the limiter, see [`ScriptsForgotten`](crate::observe::LimiterEvent::ScriptsForgotten). It may have lost its data |
     /// | `ratelimit_limiter_deadline_seconds` | gauge | | time after which a check without an answer fails |
     /// | `ratelimit_keys_evicted_total` | counter | `throttled` | live keys that a limiter in memory forgot to make room; `throttled="true"` if the key had no allowance left |
     /// | `ratelimit_keys_full_total` | counter | | new keys that were denied because there was no room |

@@ -92,8 +92,8 @@ impl States {
                 Ok(allowed) => return allowed,
                 Err(NoRoom(key)) => {
                     self.grow_for(key);
-                    // Splits up to one line for each charge before the whole set is tried again. With fewer splits, a
-                    // large set of new keys would be tried again for every few of its keys.
+                    // Splits at most as many lines of the table as the set has charges, and then tries the whole set
+                    // again. With fewer splits, each try of a large set would find room for only a few more new keys.
                     self.grow_for_set(charges.len());
                 }
             }

@@ -22,8 +22,8 @@ use super::word::{HeldWord, NO_STATE, Now, block_of, expiry_of, is_expired, is_r
 /// first.
 const ATTEMPTS: usize = 16;
 
-/// The maximum number of pinned slots of a line, so that other keys find room. While the table grows, a pinned key
-/// takes any free slot if both of its lines have this number of pinned slots.
+/// The maximum number of pinned slots of a line, so that other keys find room. If both lines of a pinned key have
+/// reached the maximum while the table grows, the key takes any free slot of these lines.
 const PINNED_MAX: usize = SLOTS_PER_LINE / 2;
 
 /// The maximum number of pinned keys that move, each to the slot of the next, so that another pinned key finds room.

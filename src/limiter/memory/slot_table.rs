@@ -287,7 +287,7 @@ impl Seen<'_> {
         is_locked
     }
 
-    /// Unlocks the slot with the tag and the word that were read.
+    /// Writes this tag and this word into the locked slot, which unlocks it.
     #[inline]
     pub(super) fn put_back(self) {
         self.slot.unlock(self.tag, self.word);

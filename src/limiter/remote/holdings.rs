@@ -405,8 +405,8 @@ impl Bid {
             holding.under_way = holding.under_way.saturating_sub(self.units);
             holding.held = holding.held.saturating_add(taken);
             if is_missing && self.is_sent && (self.held > 0 || self.claim.base > 0) {
-                // A call without a base reports no forgotten units, because a later return may have removed the row
-                // before this take arrived.
+                // If the call has no base, a missing row does not show that the store forgot units: a return that was
+                // sent after this take may have arrived first and removed the row.
                 landed.forgotten = if self.claim.base > 0 { self.held } else { 0 };
                 holdings.doubt(holding);
             } else if holding.epoch.number != self.claim.epoch && taken < self.units && !holding.is_doubtful {

@@ -35,8 +35,8 @@ pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, f
 /// Returns the charge that is linked to the charge at `at`, and the role of its policy.
 fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
     let charged = charges.get(at)?;
-    // Searches only as many positions as the charge on refusal can count back, so that a long set is not searched as
-    // a whole for each charge.
+    // A linked charge stands at most 255 places after the charges of its rule, because `of` is a `u8`. The search ends
+    // there, so that a long set is not searched as a whole for each charge.
     let near = charges.iter().enumerate().skip(at + 1).take(usize::from(u8::MAX));
     let (place, of) = { near }.find_map(|(place, charged)| match charged.effect {
         Effect::OnRefusal { of } => Some((place, usize::from(of))),

@@ -486,8 +486,8 @@ enum UnitPoll {
 /// The next step of a body.
 enum AccountStep {
     Done(UnitPoll),
-    /// The body asks for a batch, `late_us` after the batch's slot, or for the `rest` that a denial
-    /// has left.
+    /// The body asks the limiter for a batch, or for `rest` units if the last denial said that only
+    /// these remain. `late_us` is the time since the batch's slot, at most `LATE_US`.
     Ask {
         late_us: u64,
         is_first: bool,

@@ -42,8 +42,8 @@ where
     }
 }
 
-/// Gives a body its pace. Returns the paces if the body's type cannot hold another body. The server
-/// chooses that type, so the layer cannot require a trait of it.
+/// Gives a body its pace. If the body's type cannot hold another body, the body stays as it is, and the
+/// function returns `paces`. The server chooses the type, so the layer cannot require a trait of it.
 fn pace_body(body: &mut dyn Any, paces: BodyPaces) -> Option<BodyPaces> {
     let mut paces = Some(paces);
     #[cfg(feature = "axum")]

@@ -609,8 +609,8 @@ impl<P: Into<Option<usize>>> IntoPlan for P {}
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a quota",
     note = "return a `Quota` or an `Option<Quota>`; the rule does not apply to a request with `None`",
-    note = "the options of a `Quota` return a `Result`: decide in the closure which quota an invalid one becomes, for \
-            example with `unwrap_or`"
+    note = "the options of a `Quota` return a `Result`: in the closure, turn an error into a quota, for example with \
+            `unwrap_or`"
 )]
 pub trait IntoQuota: Into<Option<Quota>> {}
 

@@ -116,7 +116,7 @@ impl Binder<'_, '_> {
         }
         if let Some(bodies) = spec.pace {
             if self.names.heads_only {
-                let message = "`pace` applies to bodies, and this program sees only heads: pace bodies where they pass";
+                let message = "`pace` applies to bodies, but this program sees only heads: set it in a program that the bodies pass";
                 self.problems.add(RulesErrorKind::Field, spec.position, message);
                 return;
             }

@@ -12,8 +12,8 @@ use crate::middleware::rule::definition::MissingKey;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
-/// Lists fields: the first fields, then the fields that a rule, an entry of the short list and `defaults` all have,
-/// then the last fields and `enabled`.
+/// Lists the fields of a rule, of an entry of the short list, or of `defaults`. All three share the fields that are
+/// written here. The first argument is put before the shared fields, and the second before `enabled`.
 macro_rules! with_options {
     ([$($first:literal),*], [$($last:literal),*]) => {
         &[

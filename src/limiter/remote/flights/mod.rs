@@ -418,8 +418,8 @@ impl<F: RemoteStore> Lane<F> {
         self.flights == 1 && self.last_batch_size <= 1
     }
 
-    /// Removes a flight from the count. A lane without flights keeps little of a burst's memory, because
-    /// a cluster has thousands of lanes.
+    /// Removes a flight from the count. After the lane's last flight, this frees memory that only a burst needed,
+    /// because a cluster has thousands of lanes.
     fn end(&mut self, begun_by: Option<u64>) -> Option<Arc<CallerFlight>> {
         self.flights -= 1;
         if self.flights == 0 {
