@@ -253,7 +253,8 @@ impl RuleExplanation {
 
     /// Returns the words of the condition that the request does not meet, such as `POST or PUT`. If the rule's `not`
     /// [excludes the request](NotCharged::LeftOut), returns the words of the `not`, such as `the method POST`.
-    /// Conditions in code have no words. Long words are shortened.
+    /// Returns `None` for a condition by [`Rule::when`](crate::Rule::when), because a closure has no words. Long words
+    /// are shortened.
     #[must_use]
     pub fn expected(&self) -> Option<&str> {
         self.expected.as_deref()

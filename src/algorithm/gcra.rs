@@ -11,10 +11,10 @@
 //!   backlog/interval`.
 //! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects a request that would raise
 //!   the level above `burst`.
-//! * A **leaky bucket as a queue** gives each admitted request a departure time. The request departs when the backlog
-//!   before it has drained, except for the part that may pass at once. The part that may pass at once is
-//!   `delay_after` units, minus the request's units beyond the first. Each request delays the next one's departure by
-//!   the spacing of its own cost. The requests that depart in any interval have at most `length/interval +
+//! * A **leaky bucket as a queue** gives each admitted request a departure time. The request departs as soon as
+//!   at most `delay_after` units of the backlog before it are left. For each unit that the request costs beyond the
+//!   first, one unit fewer may be left, down to none. Each request delays the next one's departure by the spacing of
+//!   its own cost. The requests that depart in any interval have at most `length/interval +
 //!   delay_after + 1` units in all, or the cost of one request if that is more.
 //!
 //! Each of the four algorithms guarantees at most `burst + length/interval` units in any interval of the length
@@ -261,9 +261,9 @@ impl<N: Parts> Gcra<N> {
         ChargeDecision::found(self.burst, remaining, backlog.ceil_us(), window_us, retry_us)
     }
 
-    /// Returns the time in microseconds after which a request departs from a queue. The request departs when the
-    /// backlog that it met has drained, except for the units that pass at once. Also returns the number of units that
-    /// depart before the request.
+    /// Returns the time in microseconds after which a request departs from a queue. The request departs as soon as
+    /// no more of the backlog that it met is left than may pass at once. Also returns the number of units that depart
+    /// before the request.
     #[inline(never)]
     fn delay(&self, met: Span<N>, cost: u64, delay_after: u64) -> (u64, u64) {
         // The charge passes at once if at most `delay_after` units are ahead of its last unit.

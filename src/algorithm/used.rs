@@ -136,8 +136,9 @@ impl Carried {
     }
 
     /// Returns the entries as the new quota counts them, the oldest first. The returned entries keep at most the
-    /// newest `most` units, and at most `each` units in one entry. Units are rounded up from the newest entry on, so
-    /// that the sum of the remaining entries is also rounded up after older entries have expired.
+    /// newest `most` units, and at most `each` units in one entry. Not each entry is
+    /// rounded up, but each sum: of the newest entry, of the two newest entries, and so on. So after older entries have
+    /// expired, the sum of the remaining entries is rounded up only once.
     pub(super) fn scaled(&self, entries: &[(u64, u64)], most: u64, each: u64) -> Vec<(u64, u64)> {
         let (mut sum, mut before) = (0_u64, 0);
         let mut scaled: Vec<(u64, u64)> = Vec::new();

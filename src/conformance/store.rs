@@ -336,7 +336,7 @@ impl<S: Store> Bench<'_, S> {
             self.changes(&[("each5", Some(&two), Then::Delete)]),
             // A value is new.
             self.changes(&[("each9", None, put(&new))]),
-            // A set writes two new values, and keeps a third key without a value.
+            // A set writes two new values. It also expects that a third key has no value, and leaves it so.
             self.changes(&[("each12", None, put(&new)), ("each13", None, put(&new)), ("each14", None, Then::Keep)]),
             // The swap expects a value, but the key has no value.
             self.changes(&[("each15", Some(&stale), put(&new))]),

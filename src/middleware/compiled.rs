@@ -498,7 +498,7 @@ impl Responses {
 }
 
 impl PolicyPart {
-    /// Returns the rule's corrections of the policy's charges after the response.
+    /// Returns how the rule corrects charges of this policy after the response.
     fn settlement<'a>(&self, settings: &'a Settings, policy: &Policy) -> Option<&'a Settlement> {
         let rule = settings.rules.get(self.rule)?.rule();
         match self.linked {

@@ -194,8 +194,8 @@ impl LayerKeys {
             });
         }
         let mut seen = HashSet::new();
-        // All plans of a rule share a name and the state of each key, but requests in flight have a state apart from
-        // rates.
+        // All plans of a rule have the same name. For each key, its plans of rates share one state, and its plans of
+        // requests in flight share another.
         self.held.retain(|held| {
             let counts_apart = *act == Act::Reset && is_concurrent(&held.policy);
             is_meant(held) && seen.insert((held.fingerprint, held.policy.name().to_owned(), counts_apart))

@@ -55,7 +55,7 @@ impl MemoryLimiterBuilder {
         self
     }
 
-    /// Sets the least number of dated entries for which the limiter has room, for all logs and sub-windows together:
+    /// Makes room for at least this number of dated entries, which all logs and sub-windows share:
     /// up to 2^32, 65,536 by default. The limiter always has room for at least 15 entries for each of its
     /// [`max_keys`](Self::max_keys). More entries take more memory: 21.3 bytes each. On a 32-bit target the number
     /// is at most 2^26. A larger number counts as the maximum.

@@ -137,8 +137,8 @@ impl States {
             }
         }
         // A charge changes nothing if it costs 0, or if it is observed and denied. The slot of such a charge is not
-        // locked, so another thread may have written the slot since it was read. A charge that writes nothing must
-        // also be reported as of the instant of the write.
+        // locked, so another thread may have written the slot since it was read. But its answer must be right at
+        // the instant at which the set's other slots are written, so the slot must still be as it was read.
         let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
         let are_as_read = planned.iter().flatten().all(is_as_read);
         if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run, charges)) {

@@ -47,8 +47,9 @@ labelled! {
 ///   not even in the proxy's network. If the list denies a network, it denies a client whose
 ///   forwarding header cannot be read, because the client may be in that network. A request without
 ///   the header, such as a proxy's health check, is limited like any other request.
-/// * If the list denies a key, it denies a client that sends several values where
-///   [`key::header`](crate::key::header) and the like expect one value.
+/// * If a client sends several values where [`key::header`](crate::key::header) and the like expect
+///   one value, it is not known which of them is its key. If at least one key is denied in the list,
+///   the list denies this client too.
 ///
 /// ```
 /// use tower_ratelimit::key::{self, Prefixes};

@@ -245,9 +245,10 @@ impl LoadWindow {
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
                 self.alone = moved(self.alone, finding.alone, 3).max(1);
-                // A store may answer many calls together, in turns. A call with a small window is sent right after an
-                // answer, at the beginning of a turn, but a call with a whole window is sent at any time. Therefore a
-                // phase sometimes shows only half of the time that other processes cause.
+                // A store may work in turns, and answer all calls of a turn at the turn's end. A call with a small
+                // window is sent right after an answer, at the beginning of a turn, but a call with a whole window is
+                // sent at any time. Therefore a phase sometimes shows only half of the time that other processes
+                // cause.
                 let part = if self.others_make_long { 3 } else { 2 };
                 let has_a_chance = self.alone < deadline + 2 * self.spread;
                 self.others_make_long = has_a_chance && self.alone >= finding.whole / part;
