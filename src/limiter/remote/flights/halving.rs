@@ -4,8 +4,8 @@
 //! fill. If calls take long because of neighbours, this process may send more, at no cost to others. If calls take
 //! long because of this crate's processes, and these send more, nearly every answer would come too late. So while
 //! calls take long, all limiters of a store halve their windows at the same times: in every second [`HalvingPhase`]
-//! of the store's clock, whose time its answers report. The time that limiters cause is halved in such a phase, and the time that others
-//! cause is not. The two measured times give the time of a call while no limiter sends anything.
+//! of the store's clock, whose time its answers report. The time that limiters cause is halved in such a phase, and
+//! the time that others cause is not. The two measured times give the time of a call while no limiter sends anything.
 
 use std::time::Duration;
 
