@@ -83,7 +83,7 @@
 //! | `tokio` | `TokioTimer`, so that requests can wait; refusals [reach clients that still send](RateLimitLayer::discard_body); `TokioClock` for tests | tokio with its timer |
 //! | `tracing` | [logs](guide::observing#logs): outages of a store, refused rules, and each [`SetupWarning`](observe::SetupWarning) that no observer handles; with `stats`, `StatsBuilder::log_refusals` | tracing |
 //! | `stats` | `observe::Stats` [counts](guide::observing), and writes metrics as text for Prometheus | none |
-//! | `status` | `observe::StatusPage` [shows](guide::observing#a-status-page) the counts and the states of keys; `stats` | none |
+//! | `status` | `observe::StatusPage` [shows](guide::observing#a-status-page) the counts and the states of keys; `stats` | sha2 |
 //! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics`; `stats` | metrics |
 //! | `fred` | `RedisLimiter`: one limit for many processes | fred with `credential-provider` and `sentinel-auth` only, tokio, futures-util, sha1_smol, sha2 |
 //! | `redis-rs` | `RedisLimiter`, through the crate `redis` (redis-rs) | redis with `tokio-comp` only, tokio, futures-util, sha1_smol, sha2 |

@@ -6,6 +6,8 @@ pub(crate) mod fields;
 pub(crate) mod head;
 pub(crate) mod header_names;
 pub(crate) mod json;
+#[cfg(any(feature = "_redis", feature = "store", feature = "status"))]
+pub(crate) mod keyed_hash;
 pub(crate) mod random;
 #[cfg(test)]
 pub(crate) mod sampling;

@@ -95,6 +95,12 @@ impl FleetTarget {
         }
     }
 
+    /// Returns the bytes of the key, or the text of the network. They are empty if the kind has neither.
+    #[cfg(feature = "status")]
+    pub(crate) fn subject_bytes(&self) -> &[u8] {
+        &self.subject
+    }
+
     pub(crate) fn key(&self) -> Option<Key> {
         let is_keyed = self.kind.has_subject() && self.kind != FleetKind::Network;
         if is_keyed { Key::from_bytes(&self.subject) } else { None }

@@ -1,7 +1,7 @@
 //! The operators of the page, the actions that they may take, and the actions that they have taken.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use http::StatusCode;
@@ -11,6 +11,7 @@ use super::action::{Done, OperatorAction};
 use super::request::Wrong;
 use super::target::LayerKeys;
 use crate::base::head::Head;
+use crate::base::keyed_hash::{Hash, KeyedHash};
 use crate::base::sync::{Mutex, contained, lock};
 use crate::base::time::Timestamp;
 use crate::stats::{Stats, cut};
@@ -85,15 +86,17 @@ impl Token {
     }
 }
 
-/// Returns a number that nobody can guess without the secret. Programs that were compiled by different releases of Rust
-/// may compute different numbers. If the numbers differ, a token is valid only in the process that made it.
+/// Returns a number that nobody can compute without the secret.
 fn seal(secret: u128, head: u64, operator: &str, target: &LayerKeys) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (secret, head, operator, &*target.title).hash(&mut hasher);
-    for held in &target.held {
-        (held.policy.name(), held.key.as_bytes()).hash(&mut hasher);
-    }
-    hasher.finish()
+    let head = head.to_be_bytes();
+    let held = target.held.iter().flat_map(|held| [held.policy.name().as_bytes(), held.key.as_bytes()]);
+    let parts = [&head[..], operator.as_bytes(), target.title.as_bytes()].into_iter().chain(held);
+    number_of(KeyedHash::new(secret.to_be_bytes()).hash_parts(parts))
+}
+
+/// Returns the first half of a hash as a number.
+pub(super) fn number_of(hash: Hash) -> u64 {
+    (u128::from_be_bytes(hash) >> 64) as u64
 }
 
 impl Operators {

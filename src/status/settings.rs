@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use http::StatusCode;
 
 use super::action::{ActionKind, Done, OperatorAction};
-use super::operators::Operators;
+use super::operators::{Operators, number_of};
 use super::request::{SettingForm, Wrong, wrong};
 use super::text::HtmlText;
+use crate::base::keyed_hash::KeyedHash;
 use crate::base::time::{Timestamp, Utc};
 use crate::error::WithSources;
 use crate::fleet::{Fleet, FleetAction, FleetChange, FleetEntry, FleetError, FleetErrorKind, FleetKind, FleetTarget};
@@ -101,9 +101,9 @@ fn shown_subject(target: &FleetTarget, stats: &Stats) -> String {
 /// Returns the name of an entry in forms. The name reveals nothing about a key, and is the same in all processes that
 /// share the secret.
 fn entry_id(secret: Option<u128>, target: &FleetTarget) -> String {
-    let mut hasher = DefaultHasher::new();
-    (secret, target).hash(&mut hasher);
-    format!("{:016x}", hasher.finish())
+    let secret = secret.unwrap_or_default(); // the first entry comes with a secret
+    let parts = [target.kind().as_str().as_bytes(), target.name().as_bytes(), target.subject_bytes()];
+    format!("{:016x}", number_of(KeyedHash::new(secret.to_be_bytes()).hash_parts(parts)))
 }
 
 /// Changes a setting as a form describes. Returns the action, and the status for the answer if the

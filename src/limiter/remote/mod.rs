@@ -3,7 +3,6 @@
 
 mod backend;
 mod breaker;
-mod caller_hash;
 mod checks;
 mod deadline;
 mod denial_cache;
@@ -22,7 +21,6 @@ mod unanswered;
 
 pub(super) use backend::{Answer, Backend, Intent, ROW_MISSING, RemoteError};
 pub(super) use breaker::Breaker;
-pub(super) use caller_hash::{CallerHash, Hash};
 pub(super) use checks::{CHARGES_MAX, Checks};
 pub(super) use deadline::Deadline;
 #[cfg(all(test, feature = "_redis"))]

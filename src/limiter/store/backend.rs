@@ -13,11 +13,12 @@ use super::swapper::Swapper;
 use super::value::{STATE_MAX, state_bytes_max};
 use super::working_copy::{StoreAnswer, StoreCharge, StoreOperation, StoreRequest};
 use crate::algorithm::Pair;
+use crate::base::keyed_hash::KeyedHash;
 use crate::base::random::{self, Hasher};
 use crate::clock::Clock;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
-use crate::limiter::remote::{Backend, CallerHash, Claim, Events, Flights, HeldKey, Intent, Receiver, Return};
+use crate::limiter::remote::{Backend, Claim, Events, Flights, HeldKey, Intent, Receiver, Return};
 use crate::limiter::{Charge, Effect, Refund, UnsupportedQuota, UnsupportedQuotaKind};
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -28,7 +29,7 @@ pub(super) struct Swaps<S: Store> {
     flights: Flights<Swapper<S>>,
     /// The beginning of all stored keys.
     before: Box<str>,
-    callers: CallerHash,
+    callers: KeyedHash,
     hash: Hasher,
 }
 
@@ -40,7 +41,7 @@ pub(super) struct HashedKey {
 
 impl<S: Store> Swaps<S> {
     pub(super) fn new(flights: Flights<Swapper<S>>, before: Box<str>, secret: [u8; 16]) -> Self {
-        Self { flights, before, callers: CallerHash::new(secret), hash: random::hasher() }
+        Self { flights, before, callers: KeyedHash::new(secret), hash: random::hasher() }
     }
 
     pub(super) fn store(&self) -> &S {
@@ -88,7 +89,7 @@ impl<S: Store> Backend for Swaps<S> {
         let name = policy.stored_name();
         let mut text = String::with_capacity(self.before.len() + name.len() + 40);
         text.push_str(&self.before);
-        text.extend(CallerHash::digits(self.callers.hash(key.as_bytes())).map(char::from));
+        text.extend(KeyedHash::digits(self.callers.hash(key.as_bytes())).map(char::from));
         text.push(':');
         if policy.limits_in_flight() {
             text.push('p'); // they are apart from those of a rate with the same name

@@ -17,9 +17,9 @@ use std::fmt;
 
 use super::connection;
 use super::error::RedisError;
+use crate::base::keyed_hash::{Hash, KeyedHash};
 use crate::event::StoreErrorKind;
 use crate::key::Key;
-use crate::limiter::remote::{CallerHash, Hash};
 use crate::policy::Policy;
 use bytes::Bytes;
 
@@ -122,7 +122,7 @@ impl KeySpace {
             CallerKeys::Hashed(secret) => secret,
             CallerKeys::Readable => Default::default(),
         };
-        CallerHash::new(secret).hash(caller)
+        KeyedHash::new(secret).hash(caller)
     }
 }
 
@@ -153,7 +153,7 @@ pub(super) fn shown(stored: &[u8]) -> String {
 /// Writes a caller's key, or its hash.
 fn write_caller(bytes: &mut Vec<u8>, caller: &[u8], hash: Option<Hash>) {
     match hash {
-        Some(hash) => bytes.extend_from_slice(&CallerHash::digits(hash)),
+        Some(hash) => bytes.extend_from_slice(&KeyedHash::digits(hash)),
         None => {
             bytes.push(b'k');
             bytes.extend_from_slice(caller);
