@@ -34,6 +34,13 @@ pub(super) struct KnownKey {
     pub(super) key: Option<Arc<Key>>,
 }
 
+impl KnownKey {
+    /// Returns whether neither the name nor the key is stored.
+    pub(super) fn is_none(&self) -> bool {
+        self.name.is_none() && self.key.is_none()
+    }
+}
+
 impl KeyNames {
     pub(super) fn new(reveal: Option<Box<Reveal>>) -> Self {
         Self { secret: RandomState::new(), reveal, keeps: AtomicBool::new(false) }

@@ -144,6 +144,11 @@ pub struct RecentRefusal {
 }
 
 impl RecentRefusal {
+    /// Returns the full fingerprint of the key, and its name and the key as far as they are stored.
+    pub(super) fn known(&self) -> Option<(u64, &KnownKey)> {
+        Some((self.fingerprint?, &self.known)).filter(|(_, known)| !known.is_none())
+    }
+
     /// Returns the time at which the request was refused, on the clock of the statistics.
     #[must_use]
     pub fn at(&self) -> Timestamp {

@@ -117,8 +117,8 @@ impl SketchSlot {
 #[derive(Clone)]
 pub struct TopKey {
     policy: Arc<str>,
-    fingerprint: u64,
-    known: KnownKey,
+    pub(super) fingerprint: u64,
+    pub(super) known: KnownKey,
     count: u64,
     error: u64,
 }

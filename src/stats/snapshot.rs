@@ -1,5 +1,6 @@
 //! The statistics at one time, as data.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::cells::{KINDS, Totals};
@@ -89,6 +90,30 @@ impl StatsSnapshot {
     #[must_use]
     pub fn recent_refusals(&self) -> &[RecentRefusal] {
         self.recent_refusals.as_deref().unwrap_or_default()
+    }
+
+    /// Gives each key the name that another list has for it, so that a key is shown alike in all lists.
+    pub(super) fn share_names(&mut self) {
+        let used = self.policies.iter_mut().filter_map(|policy| policy.most_used.as_mut());
+        let lists = used.chain([&mut self.most_limited, &mut self.most_held]);
+        let (mut unnamed, mut known) = (Vec::new(), HashMap::new());
+        for key in lists.flatten() {
+            if key.known.is_none() {
+                unnamed.push(key);
+            } else {
+                known.insert(key.fingerprint, key.known.clone());
+            }
+        }
+        if unnamed.is_empty() {
+            return;
+        }
+        let refusals = self.recent_refusals.iter().flatten().filter_map(RecentRefusal::known);
+        known.extend(refusals.map(|(fingerprint, known)| (fingerprint, known.clone())));
+        for key in unnamed {
+            if let Some(known) = known.get(&key.fingerprint) {
+                key.known.clone_from(known);
+            }
+        }
     }
 
     /// Returns whether refusals are kept.

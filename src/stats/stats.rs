@@ -135,8 +135,9 @@ impl StatsBuilder {
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part of the key that
     /// operators may see, such as an address without its last byte, or `None`. The closure is called for a key that was
     /// refused at least twice, for a key of which several requests hold units of a [concurrency
-    /// limit](crate::Quota::concurrent), and for each of the [recent refusals](Self::max_recent_refusals). The closure
-    /// is called while a request is served. At most 128 bytes of a name are stored.
+    /// limit](crate::Quota::concurrent), and for each of the [recent refusals](Self::max_recent_refusals). A key with a
+    /// name in one list of a snapshot has this name in all lists of the snapshot. The closure is called while a request
+    /// is served. At most 128 bytes of a name are stored.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -318,7 +319,10 @@ impl Stats {
             policy.most_used = entry.used.as_ref().map(Sketch::read);
         }
         let (most_limited, most_held) = (self.0.sketch.read(), self.0.holders.read());
-        StatsSnapshot { most_limited, most_held, recent_refusals: self.0.recent.as_ref().map(Recent::read), ..counts }
+        let recent_refusals = self.0.recent.as_ref().map(Recent::read);
+        let mut snapshot = StatsSnapshot { most_limited, most_held, recent_refusals, ..counts };
+        snapshot.share_names();
+        snapshot
     }
 
     /// Returns the statistics without keys and refusals.

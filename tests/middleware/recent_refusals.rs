@@ -57,6 +57,25 @@ async fn refusal_is_kept_with_who_when_and_which_rule() {
 }
 
 #[tokio::test]
+async fn key_has_its_name_in_all_lists() {
+    let clock = ManualClock::new();
+    let stats = Stats::builder().clock(clock.clone()).reveal(shown).max_recent_refusals(100).count_use(true).build();
+    let layer = RateLimitLayer::new(memory(&clock), Quota::per_hour(1), key::header("key")).observer(stats.clone());
+    for (key, name) in [("shown-a", Some("a")), ("hidden", None)] {
+        send(&layer, "/", key, "").await;
+        send(&layer, "/", key, "").await;
+        let snapshot = stats.snapshot();
+        let refusal = &snapshot.recent_refusals()[0];
+        let lists = [snapshot.most_limited(), snapshot.policies()[0].most_used()];
+        for list in lists {
+            let listed = list.iter().find(|key| Some(key.fingerprint()) == refusal.fingerprint()).unwrap();
+            assert_eq!((listed.name(), refusal.name()), (name, name));
+        }
+        clock.advance(Duration::from_millis(1));
+    }
+}
+
+#[tokio::test]
 async fn refusals_are_not_kept_unless_asked_for() {
     let stats = Stats::builder().keep_paths(true).request_id(HeaderName::from_static("x-request-id")).build();
     let layer = RateLimitLayer::new(memory(&ManualClock::new()), Quota::per_hour(1), key::header("key"));
