@@ -252,8 +252,8 @@ impl StatusPage {
     /// page, and their tokens are valid in all processes.
     ///
     /// If the fleet has a store, this process reports its counts every five seconds. With a store, the page shows up to
-    /// 64 processes by name, and sums over these processes. A report has at most 8 kB, and disappears 20 seconds after
-    /// its process has ended.
+    /// 64 processes by name, and sums over these processes. If it shows 64, it says that it may miss others. A report
+    /// has at most 8 kB, and disappears 20 seconds after its process has ended.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn fleet(mut self, fleet: &crate::fleet::Fleet) -> Self {

@@ -10,7 +10,7 @@ use crate::base::json::Object;
 use crate::base::time::Timestamp;
 use crate::clock::{CalendarClock, Clock};
 use crate::fleet::{Fleet, push_number, push_word, read_text, words};
-use crate::limiter::REPORT_MAX;
+use crate::limiter::{REPORT_MAX, REPORTS_MAX};
 use crate::outcome::OutcomeKind;
 #[cfg(feature = "rules")]
 use crate::rules::Rules;
@@ -173,17 +173,35 @@ impl ProcessesView {
         sums
     }
 
+    /// Returns whether all places for reports are taken, so that other processes may have found none.
+    fn may_miss_processes(&self) -> bool {
+        self.processes.len() >= REPORTS_MAX
+    }
+
     fn sum(&self, of: fn(&ProcessReport) -> u64) -> u64 {
         self.processes.iter().fold(0, |sum, process| sum.saturating_add(of(process)))
     }
 
     /// Writes the processes and the sums over them as HTML.
     pub(super) fn write_html(&self, html: &mut String) -> fmt::Result {
+        let count = self.processes.len();
+        if self.may_miss_processes() {
+            write!(
+                html,
+                "<h2>{count} processes</h2><p class=\"bad\">The store keeps no more than {REPORTS_MAX} reports. {}</p>",
+                if self.processes.iter().any(|process| process.is_own) {
+                    "If more processes run, the sums do not count the others."
+                } else {
+                    "More processes run: the sums do not count this process, and maybe others."
+                }
+            )?;
+        } else {
+            write!(html, "<h2>All {count} processes</h2>")?;
+        }
         write!(
             html,
-            "<h2>All {} processes</h2><table><thead><tr><th>process</th><th class=\"num\">requests</th>\
-             <th class=\"num\">refused</th><th>rules</th><th>settings</th><th>reported</th></tr></thead><tbody>",
-            self.processes.len()
+            "<table><thead><tr><th>process</th><th class=\"num\">requests</th>\
+             <th class=\"num\">refused</th><th>rules</th><th>settings</th><th>reported</th></tr></thead><tbody>"
         )?;
         for process in &self.processes {
             let ago = About(self.now.saturating_since(process.at));
@@ -203,7 +221,7 @@ impl ProcessesView {
         }
         write!(
             html,
-            "<tr><td><b>all</b></td><td class=\"num\" data-of=\"requests\"><b>{}</b></td>\
+            "<tr><td><b>all {count}</b></td><td class=\"num\" data-of=\"requests\"><b>{}</b></td>\
              <td class=\"num\" data-of=\"refused\"><b>{}</b></td><td></td><td></td><td></td></tr></tbody></table>",
             Count(self.sum(|process| process.requests)),
             Count(self.sum(|process| process.refused))
@@ -236,6 +254,7 @@ impl ProcessesView {
     /// Writes the processes and the sums over them as a JSON object.
     pub(super) fn write_json(&self, json: &mut String) {
         let mut object = Object::begin(json);
+        object.plain("may_miss_processes", self.may_miss_processes());
         object.plain("requests", self.sum(|process| process.requests));
         object.plain("refused", self.sum(|process| process.refused));
         let policies = self.policies();
@@ -328,5 +347,23 @@ mod tests {
         let mut html = String::new();
         view.write_html(&mut html).unwrap();
         assert!(html.contains("All 2 processes") && html.contains("this one") && html.contains("3 s ago"), "{html}");
+    }
+
+    #[test]
+    fn sums_of_many_processes_say_that_they_may_miss_some() {
+        for (count, may_miss) in [(REPORTS_MAX - 1, false), (REPORTS_MAX, true)] {
+            for own in [0, count] {
+                let report = |n| ProcessReport::read(&format!("process p{n} 1 1 0 0 1 1\n"), n == own).unwrap();
+                let view =
+                    ProcessesView { processes: (0..count).map(report).collect(), now: Timestamp::from_micros(1) };
+                let (mut json, mut html) = (String::new(), String::new());
+                view.write_json(&mut json);
+                view.write_html(&mut html).unwrap();
+                assert!(json.contains(&format!("\"may_miss_processes\":{may_miss},\"requests\":{count}")), "{json}");
+                assert_eq!((html.contains("the sums do not count"), html.contains("All ")), (may_miss, !may_miss));
+                assert_eq!(html.contains("do not count this process"), may_miss && own == count, "{html}");
+                assert!(html.contains(&format!("all {count}</b>")), "{html}");
+            }
+        }
     }
 }
