@@ -25,7 +25,8 @@ pub enum FleetErrorKind {
     Unsupported,
     /// This version of the crate cannot read the stored text. Nothing was changed.
     Foreign,
-    /// The store did not answer. It is unknown whether the change was made. Read the settings again.
+    /// The store did not answer. If the error's text does not say that nothing was changed, it is unknown whether the
+    /// change was made. Read the settings again.
     Unavailable,
 }
 

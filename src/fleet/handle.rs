@@ -39,7 +39,7 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 /// The longest time of a call to the store. No request waits for such a call.
 const CALL: Duration = Duration::from_secs(2);
 
-/// How often a change is tried while other processes change something, or calls fail.
+/// How often a change is tried while other processes change something at each try.
 const TRIES: usize = 50;
 
 /// The longest time of all tries of a change together.
@@ -62,25 +62,42 @@ struct Inner {
 
 #[derive(Default)]
 struct FleetState {
+    /// The latest document that this process has read or written.
     known: KnownFleet,
+    /// The document that all tables follow.
+    in_force: KnownFleet,
+    applying: Applying,
+    /// When an entry that is in force ends next.
+    ends: Option<Timestamp>,
     /// When the store last answered.
     read_at: Option<Timestamp>,
     error: Option<Arc<str>>,
-    tables: Vec<(Box<str>, FleetTable)>,
+    tables: Vec<NamedTable>,
     observers: Vec<Arc<dyn Observer>>,
     #[cfg(feature = "status")]
     reporter: Option<Arc<Reporter>>,
 }
 
-/// The settings in force.
+/// A setting that the program got, with its name.
+type NamedTable = (Box<str>, FleetTable);
+
+/// Whether a thread makes the tables follow the latest document.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Applying {
+    #[default]
+    No,
+    Once,
+    /// A thread does, and has to do it once more.
+    Again,
+}
+
+/// A document, and since when it is known or in force.
 #[derive(Clone)]
 struct KnownFleet {
     document: Arc<FleetDocument>,
     version: Option<u128>,
     hash: u64,
     since: Timestamp,
-    /// When an entry ends next.
-    ends: Option<Timestamp>,
 }
 
 impl Default for KnownFleet {
@@ -91,8 +108,7 @@ impl Default for KnownFleet {
 
 impl KnownFleet {
     fn new(document: FleetDocument, version: Option<u128>, text: &str, now: Timestamp) -> Self {
-        let ends = document.next_end(now);
-        Self { document: Arc::new(document), version, hash: hash(text.as_bytes()), since: now, ends }
+        Self { document: Arc::new(document), version, hash: hash(text.as_bytes()), since: now }
     }
 
     fn event(&self) -> FleetEvent {
@@ -181,16 +197,16 @@ impl Fleet {
     /// revision in force, and the error if the store does not answer.
     pub fn observe(&self, observer: impl Observer + 'static) {
         let observer: Arc<dyn Observer> = Arc::new(observer);
-        let (known, error) = {
+        let (in_force, error) = {
             let mut state = lock(&self.0.state);
             if state.observers.iter().any(|other| other.identity() == observer.identity()) {
                 return;
             }
             state.observers.push(Arc::clone(&observer));
-            (state.known.event(), state.error.clone())
+            (state.in_force.event(), state.error.clone())
         };
         let unreadable = error.map(|error| FleetEvent::unreadable(&*error));
-        [Some(known), unreadable].iter().flatten().for_each(|event| observer.on_fleet_event(event));
+        [Some(in_force), unreadable].iter().flatten().for_each(|event| observer.on_fleet_event(event));
     }
 
     /// Returns the mode with this name. The mode is `otherwise` unless an operator has set another mode. Only the
@@ -236,8 +252,9 @@ impl Fleet {
     #[cfg(feature = "rules")]
     pub(crate) fn follow_rules(&self, name: &str, rules: &Weak<dyn FollowFleet>) {
         self.access(name);
-        lock(&self.0.state).tables.push((name.into(), FleetTable::Rules(Weak::clone(rules))));
-        self.0.apply();
+        let table = FleetTable::Rules(Weak::clone(rules));
+        lock(&self.0.state).tables.push((name.into(), table.clone()));
+        self.0.follow_at_once(name, &table);
     }
 
     /// Returns the table with this name. The first call for a name makes its table.
@@ -249,10 +266,10 @@ impl Fleet {
                 return table.clone();
             }
             let table = make();
-            state.tables.push((name, table.clone()));
+            state.tables.push((name.clone(), table.clone()));
             table
         };
-        self.0.apply();
+        self.0.follow_at_once(&name, &table);
         table
     }
 
@@ -260,8 +277,12 @@ impl Fleet {
     /// this method returns, the changes are in force in this process. In the other processes, the changes are in
     /// force a second later. The store also keeps `by` and `why`.
     ///
-    /// If other processes change something at the same time, this method makes its changes on top of theirs. If an
-    /// answer is lost, the method finds out whether the changes were made. It returns within ten seconds.
+    /// If other processes change something at the same time, this method makes its changes on top of theirs. If the
+    /// store does not answer, as during a failover, the method tries again. If an answer is lost, the method finds out
+    /// whether the changes were made. It returns within ten seconds.
+    ///
+    /// A store that loses its last writes [can lose](super#when-the-store-fails) a change whose revision this method
+    /// has returned.
     ///
     /// # Errors
     /// See [`FleetErrorKind`].
@@ -289,29 +310,30 @@ impl Fleet {
     }
 
     async fn make(&self, by: &str, why: &str, changes: impl MakeChanges) -> Result<u64, FleetError> {
-        timeout(CHANGE, self.try_to_make(by, why, Arc::new(changes))).await.unwrap_or_else(|_| {
-            let message = format!("after {CHANGE:?} it is still unknown whether the change was made");
-            Err(FleetError::new(FleetErrorKind::Unavailable, message))
-        })
+        let mut tries = ChangeTries::default();
+        let made = timeout(CHANGE, self.try_to_make(by, why, Arc::new(changes), &mut tries)).await;
+        made.unwrap_or_else(|_| Err(tries.into_error()))
     }
 
-    async fn try_to_make(&self, by: &str, why: &str, changes: Arc<impl MakeChanges>) -> Result<u64, FleetError> {
+    async fn try_to_make(
+        &self,
+        by: &str,
+        why: &str,
+        changes: Arc<impl MakeChanges>,
+        tries: &mut ChangeTries,
+    ) -> Result<u64, FleetError> {
         let shared = &self.0;
-        let (mut sent, mut failure) = (Vec::new(), None);
-        for _ in 0..TRIES {
+        loop {
             if let Err(error) = shared.read().await {
                 if error.kind() == FleetErrorKind::Foreign {
                     return Err(error);
                 }
-                failure = Some(error);
-                tokio::time::sleep(PAUSE).await;
-                if sent.is_empty() {
-                    break;
-                }
+                tries.failed(error).await;
                 continue;
             }
             let KnownFleet { document, version, .. } = lock(&shared.state).known.clone();
-            if let Some(revision) = sent.iter().find_map(|tag| document.made(*tag)) {
+            if let Some(revision) = tries.unanswered.iter().find_map(|tag| document.made(*tag)) {
+                shared.wait_until_in_force(revision).await;
                 return Ok(revision);
             }
             let long = || (u128::from(random::secret()) << 64) | u128::from(random::secret());
@@ -323,28 +345,27 @@ impl Fleet {
             });
             let (next, text) = changed.await??;
             let (revision, text) = (next.revision, VersionedText::new(own, text));
+            // Without an answer, the change may have been made, or may still be made. The next try expects the same
+            // version, so at most one of the two tries succeeds.
+            tries.unanswered.push(tag);
             match shared.call(shared.text.swap(version, &text)).await {
                 Ok(true) => {
-                    let shared = Arc::clone(shared);
-                    aside(move || shared.put_in_force(next, &text)).await?;
+                    let applying = Arc::clone(shared);
+                    aside(move || applying.put_in_force(next, &text)).await?;
+                    shared.wait_until_in_force(revision).await;
                     return Ok(revision);
                 }
-                Ok(false) => {}
-                Err(error) => {
-                    // After an error, the change may have been made, or may still be made. The next try expects the
-                    // same version, so at most one of the two tries succeeds.
-                    sent.push(tag);
-                    failure = Some(error);
-                    tokio::time::sleep(PAUSE).await;
+                Ok(false) => {
+                    tries.unanswered.pop();
+                    tries.conflicts += 1;
+                    if tries.conflicts == TRIES {
+                        let message = "nothing was changed, because others changed the settings during each try";
+                        return Err(FleetError::new(FleetErrorKind::Unavailable, message));
+                    }
                 }
+                Err(error) => tries.failed(error).await,
             }
         }
-        Err(failure.unwrap_or_else(|| {
-            FleetError::new(
-                FleetErrorKind::Unavailable,
-                "nothing was changed, because others changed the settings during each try",
-            )
-        }))
     }
 
     /// Makes this process report to the other processes every five seconds.
@@ -367,7 +388,8 @@ impl Fleet {
     #[cfg(feature = "status")]
     pub(crate) async fn shared_secret(&self) -> Option<u128> {
         if self.secret().is_none() && self.in_force().error.is_none() {
-            let _ = self.make("", "", |_: &FleetDocument| Ok(Arc::default())).await; // then there is none
+            let making = self.make("", "", |_: &FleetDocument| Ok(Arc::default()));
+            let _ = timeout(CALL, making).await; // then there is none
         }
         self.secret()
     }
@@ -397,12 +419,7 @@ impl Fleet {
             }
         }
         #[cfg(feature = "rules")]
-        for (name, table) in &tables {
-            // The access list of a file of rules checks addresses only, so operators cannot set keys in it.
-            if matches!(table, FleetTable::Rules(_)) {
-                settable.remove(&(FleetKind::Key, name.clone()));
-            }
-        }
+        settable.retain(|(kind, name)| check_access(&tables, *kind, name).is_ok());
         settable
     }
 
@@ -410,9 +427,7 @@ impl Fleet {
     #[cfg(feature = "rules")]
     fn has_rule_for(&self, kind: FleetKind, name: &str) -> bool {
         let tables = lock(&self.0.state).tables.clone();
-        let rules = tables
-            .iter()
-            .filter_map(|(_, table)| if let FleetTable::Rules(rules) = table { rules.upgrade() } else { None });
+        let rules = tables.iter().filter_map(|(_, table)| table.rules());
         rules.into_iter().any(|rules| rules.rule_names(kind).iter().any(|known| **known == *name))
     }
 
@@ -440,10 +455,12 @@ impl Fleet {
     /// Returns an error if this process has no setting with the change's name.
     fn check_here(&self, change: &FleetChange) -> Result<(), FleetError> {
         let FleetTarget { kind, name, .. } = &change.target;
-        let tables: Vec<(Box<str>, FleetTable)> = {
-            let state = lock(&self.0.state);
-            state.tables.iter().filter(|(_, table)| table.kinds().contains(kind)).cloned().collect()
-        };
+        let mut tables = lock(&self.0.state).tables.clone();
+        #[cfg(feature = "rules")]
+        if change.value.is_some() {
+            check_access(&tables, *kind, name)?;
+        }
+        tables.retain(|(_, table)| table.kinds().contains(kind));
         if *kind == FleetKind::Rules && tables.is_empty() {
             return Ok(()); // for the rules of other programs, which refuse what they cannot use
         }
@@ -459,9 +476,8 @@ impl Fleet {
         }
         #[cfg(feature = "rules")]
         for (_, table) in named {
-            if let (FleetTable::Rules(rules), Some(text)) = (table, &change.value) {
-                let rules = rules.upgrade();
-                rules.map_or(Ok(()), |rules| rules.check_text(text)).map_err(invalid)?;
+            if let (Some(rules), Some(text)) = (table.rules(), &change.value) {
+                rules.check_text(text).map_err(invalid)?;
             }
         }
         Ok(())
@@ -471,7 +487,7 @@ impl Fleet {
     #[must_use]
     pub fn in_force(&self) -> FleetInForce {
         let state = lock(&self.0.state);
-        let KnownFleet { document, hash, since, .. } = &state.known;
+        let KnownFleet { document, hash, since, .. } = &state.in_force;
         FleetInForce {
             revision: document.revision,
             hash: *hash,
@@ -484,14 +500,14 @@ impl Fleet {
     /// Returns the entries that are in force now.
     #[must_use]
     pub fn entries(&self) -> Vec<FleetEntry> {
-        let (document, now) = (Arc::clone(&lock(&self.0.state).known.document), self.0.clock.now());
+        let (document, now) = (Arc::clone(&lock(&self.0.state).in_force.document), self.0.clock.now());
         document.entries.values().filter(|entry| entry.holds(now)).map(|entry| FleetEntry::clone(entry)).collect()
     }
 
     /// Returns the last 100 actions of all processes, the latest first.
     #[must_use]
     pub fn actions(&self) -> Vec<FleetAction> {
-        let document = Arc::clone(&lock(&self.0.state).known.document);
+        let document = Arc::clone(&lock(&self.0.state).in_force.document);
         document.actions.iter().cloned().collect()
     }
 }
@@ -506,6 +522,39 @@ impl fmt::Debug for Fleet {
 trait MakeChanges: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sync + 'static {}
 
 impl<F: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sync + 'static> MakeChanges for F {}
+
+/// The tries of a change until now.
+#[derive(Default)]
+struct ChangeTries {
+    /// The tags of the swaps that were not answered.
+    unanswered: Vec<u64>,
+    /// The number of swaps that were refused because another process had changed something.
+    conflicts: usize,
+    /// The last failure.
+    failure: Option<FleetError>,
+}
+
+impl ChangeTries {
+    /// Notes a failure, and pauses before the next try.
+    async fn failed(&mut self, error: FleetError) {
+        self.failure = Some(error);
+        tokio::time::sleep(PAUSE).await;
+    }
+
+    /// Returns the error of a change whose time is over.
+    fn into_error(self) -> FleetError {
+        let message = if self.unanswered.is_empty() {
+            format!("nothing was changed: the store did not answer in {CHANGE:?}")
+        } else {
+            format!("after {CHANGE:?} it is still unknown whether the change was made")
+        };
+        let error = FleetError::new(FleetErrorKind::Unavailable, message);
+        match self.failure {
+            Some(failure) => error.caused_by(failure),
+            None => error,
+        }
+    }
+}
 
 /// Runs a function that takes milliseconds or calls the application, on a thread that may block. On a worker thread
 /// of the runtime, a text of 900 kB would delay other tasks.
@@ -526,7 +575,7 @@ async fn follow(shared: Weak<Inner>) {
         let _ = shared.read().await; // the state says so
         #[cfg(feature = "status")]
         shared.report().await;
-        let ended = lock(&shared.state).known.ends.is_some_and(|ends| ends <= shared.clock.now());
+        let ended = lock(&shared.state).ends.is_some_and(|ends| ends <= shared.clock.now());
         if ended {
             let _ = aside(move || shared.apply()).await; // the next time, if it was cut off
         }
@@ -551,7 +600,7 @@ impl Inner {
         let (reporter, revision, hash) = {
             let state = lock(&self.state);
             let reporter = state.reporter.clone().filter(|_| state.error.is_none());
-            (reporter, state.known.document.revision, state.known.hash)
+            (reporter, state.in_force.document.revision, state.in_force.hash)
         };
         if let Some(reporter) = reporter.filter(|reporter| reporter.is_due()) {
             let _ = self.call(reporter.write(&*self.text, revision, hash)).await; // the former one ends by itself
@@ -572,7 +621,7 @@ impl Inner {
             state.error.clone_from(&error);
             let event = match error {
                 Some(error) if !had_error => Some(FleetEvent::unreadable(&*error)),
-                None if had_error => Some(FleetEvent::readable(state.known.document.revision)),
+                None if had_error => Some(FleetEvent::readable(state.in_force.document.revision)),
                 _ => None,
             };
             (event, state.observers.clone())
@@ -615,53 +664,109 @@ impl Inner {
         Ok(None)
     }
 
-    /// Puts a document in force, unless a later document is already in force.
+    /// Puts a document in force, unless a later document is known.
     fn put_in_force(&self, document: FleetDocument, text: &VersionedText) {
         let next = KnownFleet::new(document, Some(text.version), &text.text, self.clock.now());
-        let (event, observers) = {
+        {
             let mut state = lock(&self.state);
             if next.document.revision < state.known.document.revision {
                 return;
             }
-            let event = next.event();
             state.known = next;
-            (event, state.observers.clone())
-        };
+        }
         self.apply();
-        report(&observers, &event);
     }
 
-    /// Makes all tables follow the document in force. No lock is held, because the tables call the application. The
-    /// function starts again if another document has come into force meanwhile.
-    fn apply(&self) {
-        loop {
-            let (known, tables) = {
-                #[cfg_attr(
-                    not(feature = "rules"),
-                    allow(unused_mut, reason = "only this feature adds overrides to the state")
-                )]
-                let mut state = lock(&self.state);
-                #[cfg(feature = "rules")]
-                state.enter_overrides();
-                (state.known.clone(), state.tables.clone())
-            };
-            let now = self.clock.now();
-            for (name, table) in &tables {
-                let entries = table.kinds().iter().flat_map(|kind| known.document.entries_of(*kind, name));
-                table.follow(
-                    entries.filter(|entry| entry.holds(now)),
-                    now,
-                    #[cfg(feature = "rules")]
-                    || rule_settings(&known.document, name, &tables, now),
-                );
-            }
-            let mut state = lock(&self.state);
-            if state.known.version == known.version {
-                state.known.ends = known.document.next_end(now);
-                return;
-            }
+    /// Waits until this revision or a later one is in force. Another thread may be putting it in force.
+    async fn wait_until_in_force(&self, revision: u64) {
+        while lock(&self.state).in_force.document.revision < revision {
+            tokio::time::sleep(PAUSE).await;
         }
     }
+
+    /// Makes all tables follow the latest document, which is then in force. No lock is held, because the tables and
+    /// the observers call the application. One thread at a time does this, so that no table goes back to an older
+    /// document. If another thread does it already, that thread does it once more, and this function returns at once.
+    fn apply(&self) {
+        {
+            let mut state = lock(&self.state);
+            if state.applying != Applying::No {
+                state.applying = Applying::Again;
+                return;
+            }
+            state.applying = Applying::Again;
+        }
+        while let Some((known, tables)) = self.next_to_apply() {
+            let now = self.clock.now();
+            for (name, table) in &tables {
+                contained(|| follow_table(&known.document, name, table, &tables, now));
+            }
+            let (event, observers) = {
+                let mut state = lock(&self.state);
+                if state.applying == Applying::Again {
+                    continue;
+                }
+                state.ends = known.document.next_end(now);
+                if state.in_force.version == known.version {
+                    continue;
+                }
+                state.in_force = KnownFleet { since: now, ..known };
+                (state.in_force.event(), state.observers.clone())
+            };
+            report(&observers, &event);
+        }
+    }
+
+    /// Returns the latest document and the tables that have to follow it. Returns `None` if all tables follow it.
+    fn next_to_apply(&self) -> Option<(KnownFleet, Vec<NamedTable>)> {
+        let mut state = lock(&self.state);
+        if state.applying != Applying::Again {
+            state.applying = Applying::No;
+            return None;
+        }
+        state.applying = Applying::Once;
+        #[cfg(feature = "rules")]
+        state.enter_overrides();
+        Some((state.known.clone(), state.tables.clone()))
+    }
+
+    /// Makes a new table follow the latest document, even while another thread makes all tables follow.
+    fn follow_at_once(&self, name: &str, table: &FleetTable) {
+        let (document, tables) = {
+            let state = lock(&self.state);
+            (Arc::clone(&state.known.document), state.tables.clone())
+        };
+        follow_table(&document, name, table, &tables, self.clock.now());
+        self.apply();
+    }
+}
+
+/// Makes a table follow the entries of a document.
+fn follow_table(
+    document: &FleetDocument,
+    name: &str,
+    table: &FleetTable,
+    #[cfg_attr(not(feature = "rules"), expect(unused_variables, reason = "only rules read other tables"))]
+    tables: &[NamedTable],
+    now: Timestamp,
+) {
+    let entries = table.kinds().iter().flat_map(|kind| document.entries_of(*kind, name));
+    table.follow(
+        entries.filter(|entry| entry.holds(now)),
+        now,
+        #[cfg(feature = "rules")]
+        || rule_settings(document, name, tables, now),
+    );
+}
+
+/// Returns an error if an entry of a client would have no effect, because rules of a file have its name.
+#[cfg(feature = "rules")]
+fn check_access(tables: &[NamedTable], kind: FleetKind, name: &str) -> Result<(), FleetError> {
+    if !matches!(kind, FleetKind::Network | FleetKind::Key) {
+        return Ok(());
+    }
+    let rules = tables.iter().filter(|(known, _)| **known == *name).filter_map(|(_, table)| table.rules());
+    rules.map(|rules| rules.check_access(kind)).collect::<Result<(), _>>().map_err(invalid)
 }
 
 #[cfg(feature = "rules")]
@@ -679,8 +784,7 @@ impl FleetState {
         let mut names: Vec<&str> = overrides.map(|entry| &*entry.target.name).collect();
         names.dedup();
         for name in names {
-            let is_own =
-                |(known, table): &(Box<str>, FleetTable)| **known == *name && matches!(table, FleetTable::Overrides(_));
+            let is_own = |(known, table): &NamedTable| **known == *name && matches!(table, FleetTable::Overrides(_));
             if !self.tables.iter().any(is_own) {
                 // Inserts the table before the tables of rules, because the rules read this table, which must be
                 // filled first.
@@ -692,12 +796,7 @@ impl FleetState {
 
 /// Returns the operators' settings for the rules of the file with this name.
 #[cfg(feature = "rules")]
-fn rule_settings(
-    document: &FleetDocument,
-    name: &str,
-    tables: &[(Box<str>, FleetTable)],
-    now: Timestamp,
-) -> FleetRuleSettings {
+fn rule_settings(document: &FleetDocument, name: &str, tables: &[NamedTable], now: Timestamp) -> FleetRuleSettings {
     let mut settings = FleetRuleSettings::default();
     let holds = |entry: &Arc<FleetEntry>| entry.holds(now);
     for entry in document.entries_of_kind(FleetKind::Mode).filter(|entry| holds(entry)) {

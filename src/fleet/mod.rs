@@ -41,8 +41,9 @@
 //!
 //! A process that cannot read the text keeps the settings that it knows, and [says so](FleetInForce::error). If the
 //! store has lost the text, or has an older revision after a failover, a process that knows a newer revision restores
-//! the newer text. So a change is lost only if a failover loses it, and another change is made before a process that
-//! knows the lost change has restored it. Each process ends entries according to its own calendar time.
+//! the newer text, within a second after the store answers. So a change is lost only if the store loses it, as Redis
+//! can in a failover, and all processes that know the change end, or another change is made, before it is restored.
+//! Each process ends entries according to its own calendar time.
 
 mod change;
 mod document;

@@ -44,6 +44,9 @@ pub(crate) trait FollowFleet: Send + Sync {
     /// Returns the names of the rules for which operators can set something of this kind.
     fn rule_names(&self, kind: FleetKind) -> Vec<Box<str>>;
 
+    /// Returns an error that says why an entry of this kind for a client has no effect on these rules.
+    fn check_access(&self, kind: FleetKind) -> Result<(), &'static str>;
+
     /// Returns an error that says why a text cannot be put in force.
     fn check_text(&self, text: &str) -> Result<(), String>;
 }
@@ -102,6 +105,12 @@ impl FleetTable {
             #[cfg(feature = "rules")]
             Self::Rules(_) => &[FleetKind::Rules],
         }
+    }
+
+    /// Returns the rules of a file, if the table is theirs and they are still in use.
+    #[cfg(feature = "rules")]
+    pub(super) fn rules(&self) -> Option<Arc<dyn FollowFleet>> {
+        if let Self::Rules(rules) = self { rules.upgrade() } else { None }
     }
 
     /// Updates the table to `entries`: the entries of its kinds that are in force, in the order of their targets.

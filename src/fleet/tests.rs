@@ -206,6 +206,38 @@ async fn change_ends_although_the_store_falls_silent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn change_waits_until_the_store_answers_again() {
+    let (text, _, [here, _]) = processes().await;
+    here.mode("client", Mode::Enforce);
+    for fault in [Fault::Away, Fault::Silent] {
+        let before = here.in_force().revision;
+        text.set_fault(fault);
+        let change = tokio::spawn({
+            let here = here.clone();
+            async move { here.change("alice", "", shadow()).await }
+        });
+        tokio::time::sleep(Duration::from_secs(5)).await; // a failover
+        text.set_fault(Fault::None);
+        assert_eq!(change.await.unwrap().unwrap(), before + 1, "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_that_was_never_sent_says_that_nothing_changed() {
+    let (text, _, [here, _]) = processes().await;
+    here.mode("client", Mode::Enforce);
+    for fault in [Fault::Away, Fault::Silent] {
+        text.set_fault(fault);
+        let began = tokio::time::Instant::now();
+        let error = here.change("alice", "", shadow()).await.unwrap_err();
+        assert_eq!(error.kind(), FleetErrorKind::Unavailable);
+        assert!(error.to_string().starts_with("nothing was changed: "), "{error}");
+        assert_eq!(began.elapsed().as_secs(), 10);
+    }
+    assert_eq!(lock(&text.0).swaps, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn process_that_cannot_read_goes_on_and_says_so() {
     let (text, clock, [here, there]) = processes().await;
     let mode = there.mode("client", Mode::Enforce);
@@ -346,6 +378,127 @@ async fn unchanged_text_is_read_once_a_second() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(lock(&text.0).loads <= 12, "the task ends");
     assert!(clock.now() > crate::base::time::Timestamp::from_micros(0));
+}
+
+/// Rules that note which revision is in force when they get a text, and then wait for the test.
+#[cfg(feature = "rules")]
+struct SlowRules {
+    fleet: Fleet,
+    begun: tokio::sync::mpsc::UnboundedSender<(String, u64)>,
+    goes_on: Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+#[cfg(feature = "rules")]
+impl FollowFleet for SlowRules {
+    fn follow_fleet(&self, text: Option<&str>, _: FleetRuleSettings) {
+        let Some(text) = text else { return };
+        self.begun.send((text.to_owned(), self.fleet.in_force().revision)).unwrap();
+        lock(&self.goes_on).recv().unwrap();
+    }
+
+    fn rule_names(&self, _: FleetKind) -> Vec<Box<str>> {
+        Vec::new()
+    }
+
+    fn check_access(&self, _: FleetKind) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn check_text(&self, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A second change comes while the tables follow the first one.
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn revision_is_in_force_after_its_tables_follow() {
+    let (text, _, [fleet, _]) = processes().await;
+    let (begun, mut follows) = tokio::sync::mpsc::unbounded_channel();
+    let (go_on, goes_on) = std::sync::mpsc::channel();
+    let rules = Arc::new(SlowRules { fleet: fleet.clone(), begun, goes_on: Mutex::new(goes_on) });
+    let followed: std::sync::Weak<dyn FollowFleet> = Arc::downgrade(&(Arc::clone(&rules) as Arc<dyn FollowFleet>));
+    fleet.follow_rules("rules", &followed);
+    let push = |text: &'static str| {
+        let fleet = fleet.clone();
+        tokio::spawn(async move { fleet.change("alice", "", [FleetChange::rules("rules", text)]).await.unwrap() })
+    };
+    let first = push("one");
+    assert_eq!(follows.recv().await, Some(("one".to_owned(), 0)));
+    let second = push("two");
+    while lock(&text.0).swaps < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((fleet.in_force().revision, fleet.entries().len(), fleet.actions().len()), (0, 0, 0));
+    assert!(!first.is_finished() && !second.is_finished());
+    go_on.send(()).unwrap();
+    // The rules never go back from the second text to the first one.
+    assert_eq!(follows.recv().await.unwrap().0, "two");
+    go_on.send(()).unwrap();
+    assert_eq!((first.await.unwrap(), second.await.unwrap()), (1, 2));
+    assert!(follows.try_recv().is_err());
+    assert_eq!((fleet.in_force().revision, &*fleet.entries()[0].value), (2, "two"));
+}
+
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn entry_for_a_client_is_refused_where_it_has_no_effect() {
+    use crate::rules::Rules;
+
+    const ENVOY: &str = "{domain: edge, descriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]}";
+    let (_, _, [fleet, _]) = processes().await;
+    let network = || FleetChange::network("edge", "203.0.113.0/24", Access::Deny).unwrap();
+    let change = async |change: FleetChange| {
+        fleet.change("alice", "", [change]).await.map_err(|error| (error.kind(), error.to_string()))
+    };
+    let rules = Rules::builder().fleet(&fleet, "edge").descriptors(|_| Vec::new()).read_text(ENVOY).unwrap();
+    let _layer = rules.layer(crate::MemoryLimiter::new()).unwrap();
+    assert_eq!(change(network()).await, Ok(1), "a layer knows the client");
+    let _limits = rules.descriptor_limits(crate::MemoryLimiter::new()).unwrap();
+    let (kind, said) = change(network()).await.unwrap_err();
+    assert!(kind == FleetErrorKind::Invalid && said.contains("`requests_per_unit: 0`"), "{said}");
+    let key = FleetChange::key("edge", "leaked", Access::Deny).unwrap();
+    let (kind, said) = change(key).await.unwrap_err();
+    assert!(kind == FleetErrorKind::Invalid && said.contains("set a `network`"), "{said}");
+    assert_eq!(change(FleetChange::end(network().target)).await, Ok(2), "it can be ended");
+}
+
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn rules_of_a_file_keep_it_after_a_change() {
+    use std::path::PathBuf;
+
+    use crate::event::RulesEvent;
+    use crate::outcome::{Observed, Observer};
+    use crate::rules::Rules;
+
+    /// Notes the files of the rules that come into force.
+    #[derive(Clone, Default)]
+    struct Files(Arc<Mutex<Vec<Option<PathBuf>>>>);
+
+    impl Observer for Files {
+        fn on_outcome(&self, _: &Observed<'_>) {}
+
+        fn on_rules_event(&self, event: &RulesEvent) {
+            if let RulesEvent::Loaded { file, .. } = event {
+                lock(&self.0).push(file.clone());
+            }
+        }
+    }
+
+    let path = std::env::temp_dir().join(format!("tower-ratelimit-fleet-rules-{}", std::process::id()));
+    std::fs::write(&path, "rules: [{name: a, quota: 1 per hour, key: peer-ip}]").unwrap();
+    let (_, _, [fleet, _]) = processes().await;
+    let rules = Rules::builder().fleet(&fleet, "rules").read_file(&path).unwrap();
+    let files = Files::default();
+    let _layer = rules.layer(crate::MemoryLimiter::new()).unwrap().observer(files.clone());
+    let pushed = FleetChange::rules("rules", "rules: [{name: a, quota: 2 per hour, key: peer-ip}]");
+    let own = FleetChange::end(pushed.target.clone());
+    for change in [FleetChange::mode("a", Mode::Shadow), pushed, own] {
+        fleet.change("alice", "", [change]).await.unwrap();
+    }
+    assert_eq!(*lock(&files.0), [Some(path.clone()), None, Some(path.clone())]);
+    std::fs::remove_file(path).unwrap();
 }
 
 #[cfg(feature = "rules")]

@@ -42,6 +42,11 @@ impl<L: Limiter> Follow for Latest<Compiled<L>> {
         self.get().settings.own_rules().iter().flat_map(BoundRule::names).map(str::to_owned).collect()
     }
 
+    #[cfg(all(feature = "rules", feature = "tokio"))]
+    fn checks_access(&self) -> bool {
+        true
+    }
+
     #[cfg(feature = "rules")]
     fn report(&self, event: &RulesEvent) {
         if let Some(observer) = &self.get().settings.observer {

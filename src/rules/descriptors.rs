@@ -330,6 +330,12 @@ impl<L: Limiter> Follow for Core<L> {
     /// Does nothing, because each request uses the rules that are in force.
     fn follow(&self) {}
 
+    /// Descriptors name no client.
+    #[cfg(feature = "tokio")]
+    fn checks_access(&self) -> bool {
+        false
+    }
+
     fn report(&self, event: &RulesEvent) {
         if let Some(observer) = &self.observer {
             observer.on_rules_event(event);

@@ -47,7 +47,7 @@ struct RulesState {
     read: Reading,
     /// The rules of the program or its file, which are in force unless operators put other rules in force.
     #[cfg(feature = "tokio")]
-    own: Arc<[u8]>,
+    own: RulesText,
     /// The settings of operators for the rules.
     #[cfg(feature = "tokio")]
     settings: FleetRuleSettings,
@@ -64,6 +64,14 @@ struct RulesState {
     /// True if the last file that was put in force ends with `...`.
     is_marked: bool,
     layers: Vec<Weak<dyn Follow>>,
+}
+
+/// A text of rules, and the file that has it, if a file has it.
+#[cfg(feature = "tokio")]
+#[derive(Clone)]
+struct RulesText {
+    content: Arc<[u8]>,
+    file: Option<Arc<Path>>,
 }
 
 /// The content of a file, or the error if it could not be read.
@@ -117,7 +125,7 @@ impl RuleStore {
         let is_marked = has_end_mark(&content);
         let state = RulesState {
             #[cfg(feature = "tokio")]
-            own: Arc::clone(&content),
+            own: RulesText { content: Arc::clone(&content), file: path.clone() },
             #[cfg(feature = "tokio")]
             settings: FleetRuleSettings::default(),
             #[cfg(feature = "tokio")]
@@ -179,31 +187,37 @@ impl RuleStore {
     /// Puts the program's own rules in force. If operators have put other rules in force, the own rules are only kept
     /// for later.
     fn put_own_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
+        let file = self.path.as_ref().filter(|_| reading.is_some());
+        #[cfg(feature = "tokio")]
+        let own = || RulesText { content: Arc::clone(content), file: file.cloned() };
         #[cfg(feature = "tokio")]
         if self.state().is_pushed {
-            let file = self.path.as_ref().filter(|_| reading.is_some());
             return match self.check_next(content, file) {
                 Ok(()) => {
                     let mut state = self.state();
-                    state.own = Arc::clone(content);
+                    state.own = own();
                     Ok(state.in_force.rules.version)
                 }
                 Err(error) => self.refuse(error.in_file(file), reading),
             };
         }
-        let version = self.put_in_force(content, reading)?;
+        let version = self.put_in_force(content, file, reading)?;
         #[cfg(feature = "tokio")]
         {
-            self.state().own = Arc::clone(content);
+            self.state().own = own();
         }
         Ok(version)
     }
 
-    /// Puts rules in force, unless the file was read again since they were read. No lock is held while limiters and
-    /// observers are called, because they are the application's code and may call this method. If other rules came into
-    /// force meanwhile, the method therefore starts again.
-    fn put_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
-        let file = self.path.as_ref().filter(|_| reading.is_some());
+    /// Puts the rules of a text or a file in force, unless the file was read again since then. No lock is held while
+    /// limiters and observers are called, because they are the application's code and may call this method. If other
+    /// rules came into force meanwhile, the method therefore starts again.
+    fn put_in_force(
+        &self,
+        content: &Arc<[u8]>,
+        file: Option<&Arc<Path>>,
+        reading: Option<u64>,
+    ) -> Result<u64, RulesError> {
         loop {
             let (origin, domain, layers, is_marked) = {
                 let mut state = self.state();
@@ -244,7 +258,7 @@ impl RuleStore {
                 }
                 changes.push_str(&next.changes_since(&state.in_force));
                 (state.in_force, state.error) = (next, None);
-                if file.is_some() {
+                if reading.is_some() {
                     state.is_marked = has_end_mark(content);
                 }
                 state.layers() // also rules that have come since then
@@ -319,19 +333,22 @@ impl RuleStore {
 #[cfg(feature = "tokio")]
 impl FollowFleet for RuleStore {
     fn follow_fleet(&self, text: Option<&str>, settings: FleetRuleSettings) {
-        let content = {
+        let RulesText { content, file } = {
             let mut state = self.state();
             let was_pushed = std::mem::replace(&mut state.is_pushed, text.is_some());
             let is_alike = state.in_force.settings.is_alike(&settings);
             state.settings = settings;
             match text {
-                Some(text) => Arc::from(text.as_bytes()),
-                None if was_pushed => Arc::clone(&state.own),
+                Some(text) => RulesText { content: text.as_bytes().into(), file: None },
+                None if was_pushed => state.own.clone(),
                 None if is_alike => return,
-                None => Arc::clone(&state.in_force.content),
+                None => {
+                    let InForce { content, file, .. } = &state.in_force;
+                    RulesText { content: Arc::clone(content), file: file.clone() }
+                }
             }
         };
-        let _ = self.put_in_force(&content, None); // observers and the status page get the error
+        let _ = self.put_in_force(&content, file.as_ref(), None); // observers and the status page get the error
     }
 
     fn rule_names(&self, kind: FleetKind) -> Vec<Box<str>> {
@@ -341,6 +358,21 @@ impl FollowFleet for RuleStore {
             .iter()
             .filter(|bound| rules.finder.is_none() && (kind != FleetKind::Override || bound.can_override_quota()));
         rules.filter_map(|bound| Some(bound.names().next()?.into())).collect()
+    }
+
+    fn check_access(&self, kind: FleetKind) -> Result<(), &'static str> {
+        let layers = self.state().layers();
+        match kind {
+            FleetKind::Key => {
+                Err("rules of a file know clients by their addresses: set a `network`, or limit the key by \
+                                   a rule")
+            }
+            FleetKind::Network if !layers.iter().all(|layer| layer.checks_access()) => {
+                Err("descriptors name no client: give the descriptor of this client `requests_per_unit: 0` in the \
+                     file, or block the network in Envoy")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_text(&self, text: &str) -> Result<(), String> {

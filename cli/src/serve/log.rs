@@ -148,9 +148,13 @@ impl Observer for Watcher {
         self.stats.on_rules_event(event);
         match event {
             RulesEvent::Loaded { version, file, rules, .. } => {
-                let file = file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
-                let (message, version) = (format!("{rules} rules are in force"), version.to_string());
-                let fields = [("file", file.as_str()), ("version", version.as_str())];
+                let version = version.to_string();
+                let (message, file) = match file {
+                    Some(file) => (format!("{rules} rules are in force"), Some(file.display().to_string())),
+                    None => (format!("{rules} rules, which operators have pushed, are in force"), None),
+                };
+                let file = file.as_deref().map(|file| ("file", file));
+                let fields: Vec<_> = file.into_iter().chain([("version", &*version)]).collect();
                 self.log.write(Level::Info, "rules-loaded", message, &fields);
             }
             RulesEvent::Refused { error, .. } => {

@@ -152,7 +152,7 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
     {
         let server = serve(&["--fleet", &file]);
         for (wrong, said) in [
-            (json!({"kind": "network", "name": "rules", "value": "deny", "why": "x"}), "name it"),
+            (json!({"kind": "network", "name": "rules", "value": "deny", "why": "x"}), "name one"),
             (
                 json!({"kind": "network", "name": "ruless", "subject": "::1", "value": "deny", "why": ""}),
                 "it has `rules`",
@@ -170,12 +170,38 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
         assert_eq!(set(&server, &block).status, 200);
         assert_eq!(check(&server, "203.0.113.9"), (false, Some(403)));
     }
-    let server = serve(&["--fleet", &file]);
+    let mut server = serve(&["--fleet", &file]);
     assert_eq!(check(&server, "203.0.113.9"), (false, Some(403)));
     assert_eq!(settings(&server)["entries"][0]["by"], "alice");
+    let shadow = json!({"kind": "mode", "name": "client", "value": "shadow", "why": "too strict"});
+    assert_eq!(set(&server, &shadow).status, 200);
+    let is_loaded = |line: &Value| line["event"] == "rules-loaded" && line["version"] == "2";
+    assert!(server.wait_for_line(is_loaded)["file"].as_str().unwrap().ends_with("rules.yaml"));
+    let pushed = json!({"kind": "rules", "name": "rules", "value": RULES.replace("2 per", "3 per"), "why": "more"});
+    assert_eq!(set(&server, &pushed).status, 200);
+    let line = server.wait_for_line(|line| line["event"] == "rules-loaded" && line["version"] == "3");
+    assert!(
+        line["file"].is_null() && line["message"] == "1 rules, which operators have pushed, are in force",
+        "{line}"
+    );
     let without = serve(&[]);
     let answer = set(&without, &block);
     assert!(answer.status == 404 && answer.body.contains("--fleet"), "{answer:?}");
+}
+
+/// Envoy names no client, so an entry for one would have no effect.
+#[test]
+fn network_is_refused_for_a_file_in_envoys_form() {
+    let folder = Folder::new();
+    let file = folder.path().join("set").display().to_string();
+    folder.write("operators", "alice 0123456789abcdef\n");
+    let rules = "{domain: edge, descriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]}\n";
+    let server = Server::start_in(folder, rules, &["--operators", "operators", "--fleet", &file]);
+    let block = json!({"kind": "network", "name": "rules", "subject": "203.0.113.9", "value": "deny", "why": "x"});
+    let answer = set(&server, &block);
+    assert!(answer.status == 400 && answer.body.contains("block the network in Envoy"), "{answer:?}");
+    let page = get(server.admin, "/limits", &[OPERATOR]).body;
+    assert!(!page.contains("network rules"), "the form does not offer it: {page}");
 }
 
 /// Sends a form to the status page, as a program does.

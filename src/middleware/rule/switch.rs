@@ -65,6 +65,10 @@ pub(crate) trait Follow: Send + Sync {
     #[cfg(feature = "rules")]
     fn own_names(&self) -> Vec<String>;
 
+    /// Returns whether access lists decide about the clients of its requests.
+    #[cfg(all(feature = "rules", feature = "tokio"))]
+    fn checks_access(&self) -> bool;
+
     /// Reports an event to the layer's observer.
     #[cfg(feature = "rules")]
     fn report(&self, event: &RulesEvent);
