@@ -1,7 +1,7 @@
 //! Operators' settings for all processes, kept in PostgreSQL.
 
 use super::limiter;
-use super::support::fleet::{Process, check_changes, deny, until_all};
+use super::support::fleet::{Process, change_when_it_answers, check_changes, deny, until_all};
 use super::support::postgres::Server;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -18,7 +18,7 @@ async fn change_reaches_twenty_processes() {
 async fn what_was_set_is_put_back_into_an_emptied_table() {
     let server = Server::start();
     let processes = [Process::beside(&limiter(&server.url()).await).await];
-    processes[0].fleet.change("alice", "", [deny("192.0.2.1")]).await.unwrap();
+    change_when_it_answers(&processes[0].fleet, [deny("192.0.2.1")]).await;
     server.query("TRUNCATE ratelimit").await;
     let late = [Process::beside(&limiter(&server.url()).await).await];
     until_all(&late, |process| process.denies("192.0.2.1")).await;

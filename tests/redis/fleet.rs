@@ -35,14 +35,14 @@ async fn change_reaches_twenty_processes() {
 async fn what_was_set_outlives_processes_and_an_emptied_server() {
     let server = Server::start();
     let first = processes(&server, 2).await;
-    first[0].fleet.change("alice", "", [deny("192.0.2.1")]).await.unwrap();
+    change_when_it_answers(&first[0].fleet, [deny("192.0.2.1")]).await;
     drop(first);
     let second = processes(&server, 2).await;
     until_all(&second, |process| process.denies("192.0.2.1")).await;
     redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
-    second[1].fleet.change("bob", "", [deny("192.0.2.2")]).await.unwrap();
+    change_when_it_answers(&second[1].fleet, [deny("192.0.2.2")]).await;
     until_all(&second, |process| process.denies("192.0.2.1") && process.denies("192.0.2.2")).await;
-    assert_eq!(second[0].fleet.in_force().revision, 2);
+    assert!(second[0].fleet.in_force().revision >= 2);
 }
 
 /// The server evicts keys to make room, and processes that have read the text do not read it again.
@@ -51,7 +51,7 @@ async fn evicted_settings_are_there_for_a_new_process() {
     let server = Server::start();
     let old = processes(&server, 1).await;
     let before = super::keys(&server);
-    old[0].fleet.change("alice", "", [deny("192.0.2.1")]).await.unwrap();
+    change_when_it_answers(&old[0].fleet, [deny("192.0.2.1")]).await;
     for evicted in super::keys(&server).into_iter().filter(|key| !before.contains(key)) {
         redis::cmd("DEL").arg(&evicted).exec(&mut server.connection()).unwrap();
         // The old process puts it back within a second, and the new one reads it.
@@ -62,17 +62,17 @@ async fn evicted_settings_are_there_for_a_new_process() {
 /// A replica takes over from a master that is killed. Processes know the settings, whether or not it has them.
 async fn check_failover(url: &str, kill_and_replace: impl FnOnce()) {
     let processes = processes_at(url, 5).await;
-    processes[0].fleet.change("alice", "", [deny("192.0.2.1")]).await.unwrap();
+    change_when_it_answers(&processes[0].fleet, [deny("192.0.2.1")]).await;
     until_all(&processes, |process| process.denies("192.0.2.1")).await;
     let killed = Instant::now();
     block_in_place(kill_and_replace);
     let replaced = killed.elapsed();
-    change_when_it_answers(&processes[1], deny("192.0.2.2")).await;
+    change_when_it_answers(&processes[1].fleet, [deny("192.0.2.2")]).await;
     let changed = killed.elapsed();
     until_all(&processes, |process| process.denies("192.0.2.1") && process.denies("192.0.2.2")).await;
     println!("replaced after {replaced:?}, changed after {changed:?}, in force after {:?}", killed.elapsed());
     let late = processes_at(url, 1).await;
-    assert!(late[0].denies("192.0.2.1") && late[0].denies("192.0.2.2"));
+    until_all(&late, |process| process.denies("192.0.2.1") && process.denies("192.0.2.2")).await;
     assert_eq!(late[0].fleet.in_force().hash, processes[0].fleet.in_force().hash);
 }
 
@@ -80,11 +80,7 @@ async fn check_failover(url: &str, kill_and_replace: impl FnOnce()) {
 async fn settings_outlive_a_master_that_sentinels_replace() {
     let mut servers = block_in_place(Sentinel::start);
     let url = servers.url();
-    check_failover(&url, || {
-        servers.servers[0].kill();
-        servers.wait_for_replacement();
-    })
-    .await;
+    check_failover(&url, || servers.replace_master()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -128,7 +124,7 @@ async fn process_that_was_cut_off_catches_up() {
             }
         }
         eventually("it notices", async || away[0].fleet.in_force().error.is_some()).await;
-        there.fleet.change("alice", "", [deny(&address)]).await.unwrap();
+        change_when_it_answers(&there.fleet, [deny(&address)]).await;
         let error = away[0].fleet.change("bob", "", [deny("198.51.100.1")]).await.unwrap_err();
         assert_eq!(error.kind(), FleetErrorKind::Unavailable, "{how}: {error}");
         assert!(away[0].fleet.in_force().revision == before && !away[0].denies(&address), "{how}");
@@ -151,12 +147,13 @@ async fn reports_of_processes_have_places_of_their_own() {
     let put = async |place: usize, report: &VersionedText, lasting: Duration| {
         text.put_report(place, report, lasting).await.unwrap()
     };
-    let (long, short) = ([report(1, &"a:1:".repeat(2_000)), report(2, "")], Duration::from_millis(100));
+    let long = [report(1, &"a:1:".repeat(2_000)), report(2, "")];
     assert!(put(0, &long[0], LONG).await && put(63, &long[1], LONG).await);
     assert!(!put(0, &report(3, "c"), LONG).await && !put(64, &report(3, "c"), LONG).await);
     assert_eq!(text.reports().await.unwrap(), long);
-    assert!(put(0, &report(1, "b"), short).await);
+    assert!(put(0, &report(1, "b"), LONG).await);
     assert_eq!(text.reports().await.unwrap()[0], report(1, "b"));
+    assert!(put(0, &report(1, "b"), Duration::from_millis(100)).await);
     eventually("the report ends", async || text.reports().await.unwrap().len() == 1).await;
     assert!(put(0, &report(3, "c"), LONG).await);
 }

@@ -192,6 +192,36 @@ async fn keys_that_were_reset_together_are_free_on_redis() {
     }
 }
 
+/// A refusal tells this process of the resets so far. While the check is on its way again, there are more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_of_a_key_that_is_reset_each_time_takes_nothing() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let near = connected(quick(), &server.url()).await;
+    proxy.delay(Duration::from_millis(200));
+    let far = connected(quick(), &proxy.url()).await;
+    let policy = places(2);
+    let _old = hold(&far, &policy).await.expect("it is free");
+    let (resetting, of) = (near.clone(), policy.clone());
+    let resets = tokio::spawn(async move {
+        loop {
+            resetting.reset(&of, &alice()).await.expect("Redis answers");
+        }
+    });
+    // A machine that stops the resets for a while lets a check pass.
+    eventually("a check fails", async || match Place::take(&far, &policy, &alice(), 1).await {
+        Ok(_) => false,
+        Err(error) => {
+            assert!(error.to_string().contains("was reset"), "{error}");
+            true
+        }
+    })
+    .await;
+    resets.abort();
+    let _ = resets.await;
+    eventually_free(&near, &policy, 2).await;
+}
+
 #[tokio::test]
 async fn reset_is_not_undone_by_a_renewal() {
     let server = Server::start();
@@ -305,9 +335,8 @@ async fn lost_data_is_asserted_anew_with_an_event() {
     let policy = places(3);
     let held = [hold(&limiter, &policy).await, hold(&limiter, &policy).await];
     redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
-    assert_eq!(free(&limiter, &policy).await, 3);
+    eventually("it is an event", async || seen.forgotten() == 2).await;
     eventually_free(&limiter, &policy, 1).await;
-    assert_eq!(seen.forgotten(), 2);
     drop(held);
     eventually_free(&limiter, &policy, 3).await;
 }
@@ -341,7 +370,8 @@ async fn restarted_redis_knows_again_what_is_held() {
     tokio::task::block_in_place(|| server.restart());
     eventually_free(&limiter, &policy, 1 + HELD).await;
     sleep(LAPSE / 2).await;
-    assert_eq!(free(&limiter, &policy).await, 1 + HELD);
+    let judge = connected(quick(), &server.url()).await;
+    assert_eq!(free(&judge, &policy).await, 1 + HELD);
 }
 
 /// Returns the number in a variable of a campaign, or what is usual.
@@ -363,10 +393,7 @@ async fn replica_that_takes_over_knows_what_is_held() {
         for _ in 0..places_held {
             held.push(hold(&limiter, &policy).await.expect("there is room"));
         }
-        tokio::task::block_in_place(|| {
-            servers.servers[0].kill();
-            servers.wait_for_replacement();
-        });
+        tokio::task::block_in_place(|| servers.replace_master());
         eventually_free(&limiter, &policy, 1).await;
         let last = hold(&limiter, &policy).await;
         assert!(last.is_some() && free(&limiter, &policy).await == 0);
@@ -455,12 +482,13 @@ async fn fallback_returns_places_where_they_were_taken() {
     .await;
     assert!(take().await.is_none(), "its share is at least 1, and that is held");
     server.restart();
-    eventually_free(&redis, &policy, 2).await;
+    let judge = connected(quick(), &server.url()).await;
+    eventually_free(&judge, &policy, 2).await;
     limiter.refund(in_memory.unwrap()).await.unwrap();
     assert_eq!(memory.peek_one(&share, &key, 0).remaining(), 1);
-    assert_eq!(free(&redis, &policy).await, 2, "what memory held returns nothing to Redis");
-    limiter.refund(on_redis).await.unwrap();
-    eventually_free(&redis, &policy, 3).await;
+    assert_eq!(free(&judge, &policy).await, 2, "what memory held returns nothing to Redis");
+    let _ = limiter.refund(on_redis).await; // a busy machine may take longer than the deadline, and returns them later
+    eventually_free(&judge, &policy, 3).await;
 }
 
 #[tokio::test]

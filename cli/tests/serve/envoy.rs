@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::python;
-use crate::server::{Folder, Server, free_port};
+use crate::server::{Folder, Server};
+use crate::support::redis_server::free_port;
 
 const ANOTHER: &str = "
 domain: another

@@ -5,8 +5,9 @@ use std::process::Command;
 
 use crate::http::get;
 use crate::python::{self, Client};
-use crate::redis::{Redis, wait_until, wait_until_ready};
-use crate::server::{Server, free_port, rules};
+use crate::server::{Server, rules};
+use crate::support::redis_server;
+use crate::wait::{wait_until, wait_until_ready};
 
 fn clients() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve/clients")
@@ -31,22 +32,22 @@ pub(crate) fn client(script: &str) -> Command {
 
 #[test]
 fn python_client_watches_the_health_until_the_end() {
-    let redis = Redis::start();
-    let port = redis.port();
-    let mut server = Server::start(&rules(), &["--redis", &redis.url(), "--deadline", "5s", "--drain-delay", "1h"]);
+    let mut redis = redis_server::Server::start();
+    let mut server = Server::start(&rules(), &["--redis", &redis.url(), "--deadline", "20s", "--drain-delay", "1h"]);
     wait_until_ready(&server);
+    let before = server.lines().len(); // a slow Redis fails at the start, too
     let client = Client::start(client("health.py").arg(server.asked.to_string()));
     assert_eq!(client.line(), "SERVING");
-    drop(redis);
+    redis.kill();
     assert_eq!(client.line(), "NOT_SERVING");
-    let _redis = Redis::start_at(port);
+    redis.restart();
     assert_eq!(client.line(), "SERVING");
     server.signal("TERM");
     assert_eq!(client.line(), "NOT_SERVING", "balancers learn it before connections are refused");
     server.signal("TERM");
     assert_eq!(client.line(), "UNAVAILABLE", "the call ends with the server, and does not hold it");
     assert_eq!(server.wait(), Some(0));
-    let log: Vec<_> = server.lines().iter().map(|line| line["event"].as_str().unwrap().to_owned()).collect();
+    let log: Vec<_> = server.lines()[before..].iter().map(|line| line["event"].as_str().unwrap().to_owned()).collect();
     for event in ["store-fails", "store-decides"] {
         assert_eq!(log.iter().filter(|known| *known == event).count(), 1, "{log:?}");
     }
@@ -54,13 +55,13 @@ fn python_client_watches_the_health_until_the_end() {
 
 #[test]
 fn readiness_follows_the_store_only_if_requests_do() {
-    let away = format!("redis://127.0.0.1:{}", free_port());
+    let away = format!("redis://127.0.0.1:{}", redis_server::free_port());
     for (on_error, status, said) in [
         ("deny", 503, "the store does not decide: the log says why\n"),
         ("allow", 200, "ready, but the store does not decide: the log says why\n"),
         ("allow-always", 200, "ready, but the store does not decide: the log says why\n"),
     ] {
-        let server = Server::start(&rules(), &["--redis", &away, "--on-error", on_error]);
+        let server = Server::start(&rules(), &["--redis", &away, "--on-error", on_error, "--drain-delay", "1h"]);
         for address in [server.asked, server.admin] {
             let answer = get(address, "/ready", &[]);
             assert_eq!((answer.status, &*answer.body), (status, said), "{on_error}");

@@ -13,7 +13,7 @@ mod http;
 mod operation;
 mod proxies;
 mod python;
-mod redis;
 mod server;
 mod store;
 mod support;
+mod wait;

@@ -7,8 +7,9 @@ use std::process::Command;
 
 use crate::http::{Answer, Application, get, send};
 use crate::python;
-use crate::redis::wait_until;
-use crate::server::{Folder, Proxy, Server, example, free_port, rules};
+use crate::server::{Folder, Proxy, Server, example, rules};
+use crate::support::redis_server::free_port;
+use crate::wait::wait_until;
 
 /// A limiter, an application, and a proxy in front of it.
 pub(crate) struct Setup {
@@ -17,10 +18,16 @@ pub(crate) struct Setup {
     pub(crate) proxy: Proxy,
 }
 
+/// Returns a file of an example with times that a busy machine keeps.
+fn patient(text: &str) -> String {
+    let times = [("timeout: 1s", "timeout: 60s"), ("read_timeout 5s", "read_timeout 60s"), ("= 5000", "= 60000")];
+    times.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+}
+
 /// Writes a file of an example for these ports.
 fn with_ports(text: &str, port: u16, limiter: Option<SocketAddr>, application: SocketAddr) -> String {
     let limiter = limiter.map(|limiter| limiter.port());
-    let mut text = text.to_owned();
+    let mut text = patient(text);
     for (from, to) in [("8000", Some(port)), ("8080", limiter), ("9000", Some(application.port()))] {
         for before in [":", "port_value: "] {
             // A mark keeps a port that was written from being replaced again.
@@ -84,7 +91,7 @@ pub(crate) fn haproxy_of(limiters: &[u16], script: &str) -> Setup {
     folder.write("haproxy.cfg", &with_ports(&example("haproxy.cfg"), port, None, application.address));
     let url = "\"http://127.0.0.1:8080/auth/haproxy\"";
     let all: Vec<String> = limiters.iter().map(|port| url.replace("8080", &port.to_string())).collect();
-    folder.write("haproxy.lua", &script.replace(url, &all.join(", ")));
+    folder.write("haproxy.lua", &patient(script).replace(url, &all.join(", ")));
     let mut command = Command::new(std::env::var("HAPROXY").unwrap_or_else(|_| "haproxy".to_owned()));
     command.args(["-db", "-f", "haproxy.cfg"]);
     let install = "HAProxy is missing. Install it, on Debian with: apt-get install haproxy";

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, mpsc};
 
-use crate::redis::LONG;
+use crate::wait::LONG;
 
 /// Runs a command that has to succeed. Returns its standard output.
 pub(crate) fn run(command: &mut Command, install: &str) -> String {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -55,19 +55,6 @@ pub(crate) fn example(name: &str) -> String {
 /// Returns the rules of the example by the hour, so that nothing comes back while a test runs.
 pub(crate) fn rules() -> String {
     example("rules.yaml").replace("per minute", "per hour")
-}
-
-/// Returns a port that is free now, and that the system gives to no connection by itself.
-pub(crate) fn free_port() -> u16 {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let first = std::process::id().wrapping_mul(37);
-    loop {
-        let number = first.wrapping_add(NUMBER.fetch_add(1, Ordering::Relaxed)) % 12_000;
-        let port = 20_000 + u16::try_from(number).unwrap();
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// The program, which serves.

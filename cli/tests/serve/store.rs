@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::http::{get, post_json};
-use crate::redis::{wait_until, wait_until_ready};
 use crate::server::{Folder, Server};
 use crate::support::postgres;
 use crate::support::redis_sentinel::Sentinel;
+use crate::wait::{wait_until, wait_until_ready};
 
 const RULES: &str = "rules: [{name: client, quota: 3 per day, key: client-ip}]\n";
 const OPERATOR: (&str, &str) = ("Authorization", "Bearer 0123456789abcdef");
@@ -14,7 +14,7 @@ const OPERATOR: (&str, &str) = ("Authorization", "Bearer 0123456789abcdef");
 fn serve(store: &[&str]) -> Server {
     let folder = Folder::new();
     folder.write("operators", "alice 0123456789abcdef\n");
-    Server::start_in(folder, RULES, &[&["--operators", "operators", "--deadline", "5s"], store].concat())
+    Server::start_in(folder, RULES, &[&["--operators", "operators", "--deadline", "20s"], store].concat())
 }
 
 fn check(server: &Server, client: &str) -> Value {
@@ -68,8 +68,7 @@ fn servers_follow_the_master_that_sentinels_name() {
     assert_eq!(allowed(&servers, "203.0.113.9"), [true, true, true, false]);
     assert_eq!(block(&servers[0], "203.0.113.10"), 200);
     wait_until(|| check(&servers[1], "203.0.113.10")["status"] == 403);
-    sentinel.servers[0].kill();
-    sentinel.wait_for_replacement();
+    sentinel.replace_master();
     servers.iter().for_each(wait_until_ready);
     // Server 0 has never refused this client, so the new master refuses it.
     wait_until(|| check(&servers[0], "203.0.113.9")["outcome"] == "limited");

@@ -9,10 +9,7 @@ async fn the_master_that_sentinels_name_is_used() {
     let store = connected(&servers.url(), ConnectionSettings::default()).await;
     let mut load = Load::start(&store, 1, &["key"]);
     sleep(200 * MS).await;
-    tokio::task::block_in_place(|| {
-        servers.servers[0].kill();
-        servers.wait_for_replacement();
-    });
+    tokio::task::block_in_place(|| servers.replace_master());
     load.fixed();
     sleep(2_000 * MS).await;
     load.end().await.check("sentinel: the master killed");
