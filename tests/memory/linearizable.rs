@@ -7,7 +7,7 @@
 #![expect(clippy::disallowed_methods, reason = "the crate's clocks count microseconds, and a call may take less")]
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -32,13 +32,29 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Lets threads begin together. They spin, because a lock would wake them one after another.
 #[derive(Default)]
-struct Gate(AtomicUsize);
+struct Gate {
+    came: AtomicUsize,
+    is_broken: AtomicBool,
+}
 
-impl Gate {
+/// A thread that passes a gate. If it panics, it breaks the gate, so that no other thread waits for it.
+struct Passer<'a>(&'a Gate);
+
+impl Passer<'_> {
     fn pass(&self) {
-        let round = self.0.fetch_add(1, Ordering::SeqCst) / CALLERS;
-        while self.0.load(Ordering::SeqCst) < (round + 1) * CALLERS {
+        let Gate { came, is_broken } = self.0;
+        let round = came.fetch_add(1, Ordering::SeqCst) / CALLERS;
+        while came.load(Ordering::SeqCst) < (round + 1) * CALLERS {
+            assert!(!is_broken.load(Ordering::SeqCst), "another thread has panicked");
             std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Passer<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.is_broken.store(true, Ordering::SeqCst);
         }
     }
 }
@@ -82,16 +98,16 @@ fn answers_to_concurrent_calls_are_those_of_some_order() {
                     .map(|thread| {
                         let (limiter, policies, histories, gate) = (&limiter, &policies, &histories, &gate);
                         scope.spawn(move || {
-                            let mut random = Random::of(seed, thread);
+                            let (mut random, passer) = (Random::of(seed, thread), Passer(gate));
                             let each = histories.iter().map(|history| {
                                 let keys = [2 * history, 2 * history + 1].map(|n| Key::of(n).expect("a number"));
                                 // What a refund gives back after a reset is less certain, so most have none.
                                 let has_resets = history % 4 == 3;
                                 let script =
                                     Script { policies, keys: &keys, refused: Refused::EachByItself, has_resets };
-                                gate.pass();
+                                passer.pass();
                                 let recorded = script.record(limiter, &mut random).now_or_never();
-                                gate.pass();
+                                passer.pass();
                                 let (calls, held) = recorded.expect("a limiter in memory answers at once");
                                 drop(held);
                                 calls
@@ -183,9 +199,9 @@ fn callers_that_wait_lose_no_wake_and_no_unit() {
         for caller in 0..CALLERS as u64 {
             let (ready, policy, gate, sender) = (ready.clone(), policy.clone(), Arc::clone(&gate), sender.clone());
             std::thread::spawn(move || {
-                let mut random = Random::of(histories, caller);
+                let (mut random, passer) = (Random::of(histories, caller), Passer(&gate));
                 let each = (0..histories).map(|history| {
-                    gate.pass();
+                    passer.pass();
                     wait_and_return(&ready, &policy, &Key::of(history).expect("a number"), &mut random)
                 });
                 let _ = sender.send(each.collect::<Vec<_>>());

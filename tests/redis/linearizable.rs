@@ -8,7 +8,6 @@ use crate::support::redis_server::Server;
 
 /// A denial that one process repeats until the server would admit is not one of another process that has refunded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a campaign: beside other tests a caller may get no answer in time"]
 async fn answers_of_several_limiters_are_those_of_some_order() {
     let server = Server::start();
     let url = server.url();
