@@ -40,8 +40,8 @@ need() {
         return
     fi
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
-        run apt-get update
-        run env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "$@"
+        run apt-get -o Acquire::Retries=3 update
+        run env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install --yes --no-install-recommends "$@"
     fi
     if ! bash -c "$check" >/dev/null 2>&1; then
         printf '%s is missing. Install it, on Debian with: apt-get install %s\n' "$what" "$*" >&2
@@ -204,7 +204,7 @@ from_debian() {
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v security | sort -u | tail -n 1)
     mkdir -p "$to/lists/partial" "$to/cache/archives/partial" "$to/root"
     printf 'deb [signed-by=%s] %s %s main\n' "$keys" "$mirror" "$2" >"$to/sources.list"
-    local apt=(apt-get -q -o "Dir::Etc::sourcelist=$to/sources.list" -o Dir::Etc::sourceparts=/dev/null
+    local apt=(apt-get -q -o Acquire::Retries=3 -o "Dir::Etc::sourcelist=$to/sources.list" -o Dir::Etc::sourceparts=/dev/null
         -o "Dir::State::lists=$to/lists" -o "Dir::Cache=$to/cache" -o Dir::State::status=/dev/null -o Debug::NoLocking=1)
     run "${apt[@]}" update
     run "${apt[@]}" install --download-only --yes --no-install-recommends "$3"

@@ -1060,7 +1060,7 @@ fn file_is_taken_although_a_limiter_panics_about_it_once() {
     *interrupt.lock().unwrap() = Some(Box::new(|| std::panic::resume_unwind(Box::new("the limiter panics"))));
     fs::write(&file, of_limit(2)).unwrap();
     let is_taken = || layer.policies()[0].quota().limit() == 2;
-    (0..1_000).take_while(|_| !is_taken()).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
+    (0..6_000).take_while(|_| !is_taken()).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
     assert!(is_taken() && interrupt.lock().unwrap().is_none());
 }
 

@@ -9,9 +9,10 @@ use tower_ratelimit::clock::{ManualClock, Timestamp, TokioTimer};
 use tower_ratelimit::limiter::{StoreErrorKind, memory::OnFull};
 use tower_ratelimit::observe::{LimiterEvent, Observer, Stats};
 use tower_ratelimit::rules::Rules;
-use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, RedisLimiter, Rule, key};
+use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, key};
 
 use crate::prometheus::{Prometheus, Sample, of_totals};
+use crate::redis_limiter::{connected, patient};
 use crate::redis_server::Server;
 use crate::{behind, metrics, send, serve, slow_store};
 
@@ -89,8 +90,7 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let _in_runtime = runtime.enter();
     let (redis, stats, clock) = (Server::start(), Stats::new(), ManualClock::new());
-    let builder = RedisLimiter::builder().deadline(crate::LONG / 2);
-    let limiter = runtime.block_on(builder.connect(&redis.url())).unwrap();
+    let limiter = runtime.block_on(connected(patient(), &redis.url()));
     let layer = RateLimitLayer::new(limiter, rule("redis", 1_000), key::global()).observer(stats.clone());
     let (rules, ruled) = ruled(&clock, &stats);
     let app = Router::new()

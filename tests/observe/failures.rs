@@ -7,9 +7,10 @@ use axum::Router;
 use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter, StoreErrorKind};
 use tower_ratelimit::observe::{LayerEvent, LimiterEvent, Observer, Stats};
 use tower_ratelimit::rules::Rules;
-use tower_ratelimit::{Key, MemoryLimiter, OnError, Policy, Quota, RateLimitLayer, RedisLimiter, Rule, key};
+use tower_ratelimit::{Key, MemoryLimiter, OnError, Policy, Quota, RateLimitLayer, Rule, key};
 
 use crate::prometheus::Prometheus;
+use crate::redis_limiter::{connected, patient};
 use crate::redis_server::{Server, free_port};
 use crate::{behind, metrics, send, serve, slow_store};
 
@@ -26,8 +27,9 @@ fn memory() -> MemoryLimiter {
 }
 
 /// A layer on Redis. The limiter has an observer of its own, which takes nothing away from that of the layer.
-async fn layer(url: &str, answer: &str, stats: &Stats) -> RateLimitLayer<BoxLimiter> {
-    let redis = RedisLimiter::builder().deadline(crate::LONG / 2).observer(Log).connect(url).await.unwrap();
+async fn layer((server, url): (&str, &str), answer: &str, stats: &Stats) -> RateLimitLayer<BoxLimiter> {
+    let builder = patient().observer(Log);
+    let redis = if server == "healthy" { connected(builder, url).await } else { builder.connect(url).await.unwrap() };
     let limiter = match answer {
         "fallback" => BoxLimiter::new(FallbackLimiter::new(redis, memory(), NonZeroU32::MIN)),
         _ => BoxLimiter::new(redis),
@@ -52,7 +54,7 @@ fn alerts_see_every_failure_of_redis() {
     for (server, url) in &servers {
         for answer in ANSWERS {
             let (job, stats) = (format!("{server}-{answer}"), Stats::new());
-            let layer = runtime.block_on(layer(url, answer, &stats));
+            let layer = runtime.block_on(layer((server, url), answer, &stats));
             app = app.merge(behind(&format!("/{job}"), layer)).merge(metrics(&format!("/{job}/metrics"), &stats));
             jobs.push(job);
         }

@@ -4,6 +4,8 @@ mod alerts;
 mod dashboard;
 mod failures;
 mod prometheus;
+#[path = "../support/redis_limiter.rs"]
+mod redis_limiter;
 #[path = "../support/redis.rs"]
 mod redis_server;
 

@@ -40,7 +40,7 @@ impl Prometheus {
         std::fs::create_dir_all(&directory).unwrap();
         let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/observe/alerts.yaml");
         let mut config = format!(
-            "global: {{scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 1h}}\n\
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1h}}\n\
              rule_files: [{alerts:?}]\nscrape_configs:\n"
         );
         for (job, port, path) in targets {

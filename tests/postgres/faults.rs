@@ -110,7 +110,8 @@ async fn answer_that_is_lost_without_a_cut_fails_its_check_only() {
     for taken in [2, 4] {
         proxy.fault(Fault::Lose);
         let error = take(&limiter, &policy, "a").await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error}");
+        // A busy process may say that it had no time to read an answer.
+        assert!(matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Overloaded), "{error}");
         proxy.behave();
         // Another connection is used.
         assert_eq!(1_000 - left(&reader, &policy, "a").await, taken, "it was taken once");
@@ -154,9 +155,10 @@ async fn limits_survive_a_restart_and_logged_ones_a_crash() {
 async fn server_that_hangs_fails_checks_by_their_deadline() {
     let server = Server::start();
     let store = creating(Durability::Unlogged).connect(&server.url()).await.unwrap();
+    let reader = patient().build(store.clone()).unwrap();
     let limiter = StoreLimiterBuilder::new().deadline(Duration::from_millis(200)).max_denials(0).build(store).unwrap();
     let policy = daily(1_000);
-    take(&limiter, &policy, "a").await.unwrap();
+    take(&reader, &policy, "a").await.unwrap();
     server.pause();
     let (mut failed, began) = (0, Instant::now());
     while failed < 20 {
@@ -169,7 +171,7 @@ async fn server_that_hangs_fails_checks_by_their_deadline() {
     assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
     server.resume();
     recovered(&limiter).await;
-    let taken = 1_000 - left(&limiter, &policy, "a").await;
+    let taken = 1_000 - left(&reader, &policy, "a").await;
     assert!((1..=1 + failed).contains(&taken), "{taken}");
 }
 

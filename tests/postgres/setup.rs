@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tower_ratelimit::limiter::StoreErrorKind;
+use tower_ratelimit::limiter::store::StoreError;
 use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore};
-use tower_ratelimit::limiter::store::{StoreError, StoreLimiterBuilder};
 
 use super::support::postgres::Server;
 use super::support::redis_server::free_port;
@@ -115,7 +115,7 @@ async fn server_that_is_away_at_first_is_used_once_it_is_there() {
     let port = free_port();
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
     let store = PostgresStore::connect(&url).await.expect("a server that is away is no misconfiguration");
-    let limiter = StoreLimiterBuilder::new().build(store).unwrap();
+    let limiter = patient().build(store).unwrap();
     let error = take(&limiter, &daily(1), "a").await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
     let error = creating(Durability::Logged).connect(&url).await.unwrap_err();

@@ -101,7 +101,7 @@ async fn master_that_changes_behind_one_address_is_followed() {
         let proxy = Proxy::start(old.port());
         let limiter = connected(RedisLimiter::builder().deadline(500 * MS), &proxy.url()).await;
         let policy = policy("p", Quota::per_hour(1_000_000));
-        assert!(passes(&limiter, &policy, "a").await);
+        eventually("a check is decided", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
         let load = Load::start(&limiter, &policy, 1, 5 * MS);
         demote.iter().for_each(|command| tell(&old, command));
         eventually("the old master refuses checks", async || load.failed() > 0).await;
@@ -139,6 +139,8 @@ async fn cut_connection_costs_the_checks_that_were_on_it() {
         redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).exec(&mut admin).unwrap();
         on_their_way += before.max(load.in_flight());
         sleep(200 * MS).await;
+        // A server that cuts three greetings in a row is believed dead.
+        eventually("a check is decided", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
     }
     let (ended, failed, lost) = load.end().await;
     println!("five cuts: {ended} checks, {failed} failed, {on_their_way} were on their way, {lost} ms lost");
@@ -173,7 +175,7 @@ async fn most_checks_pass_though_connections_are_cut_all_the_time() {
 async fn forgotten_connection_is_replaced_before_the_next_check() {
     let (server, seen) = (Server::start(), Events::default());
     let proxy = Proxy::start(server.port());
-    let limiter = connected(patient().deadline(500 * MS).observer(seen.clone()), &proxy.url()).await;
+    let limiter = connected(patient().deadline(2_000 * MS).observer(seen.clone()), &proxy.url()).await;
     let policy = policy("p", Quota::per_hour(100));
     assert!(passes(&limiter, &policy, "a").await);
     let came = proxy.came();
@@ -197,8 +199,11 @@ async fn process_that_starts_while_redis_is_slow_serves_later() {
     let is_far = |event: &LimiterEvent| matches!(event, LimiterEvent::StoreFar { .. });
     eventually("it is reported", async || seen.lock().iter().any(is_far)).await;
     let policy = policy("p", Quota::per_hour(1_000));
-    let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
-    assert!(error.to_string().contains("50ms"), "the error names the deadline: {error}");
+    // A machine that stops meanwhile takes the server for dead, and the error says so.
+    eventually("the error names the deadline", async || {
+        take(&limiter, &policy, "a", 1).await.unwrap_err().to_string().contains("50ms")
+    })
+    .await;
     proxy.delay(Duration::ZERO);
     proxy.reset(); // a delay is that of a connection
     eventually("checks are decided", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
@@ -209,7 +214,9 @@ async fn process_that_starts_while_redis_is_slow_serves_later() {
 async fn server_that_stands_still_is_told_from_one_that_is_silent() {
     let (server, seen) = (Server::start(), Events::default());
     let proxy = Proxy::start(server.port());
-    let limiter = connected(RedisLimiter::builder().observer(seen.clone()), &proxy.url()).await;
+    // A new connection may take five times as long, also on a busy machine.
+    let builder = RedisLimiter::builder().deadline(1_000 * MS).observer(seen.clone());
+    let limiter = connected(builder, &proxy.url()).await;
     let policy = policy("p", Quota::per_hour(1_000_000));
     let is_down = |event: &LimiterEvent, words: &str| match event {
         LimiterEvent::StoreDown { error, .. } => error.contains(words),
@@ -244,7 +251,7 @@ async fn redis_half_a_second_away_is_reached_within_the_deadline() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     proxy.delay(500 * MS);
-    let limiter = connected(RedisLimiter::builder().deadline(LONG / 20), &proxy.url()).await;
+    let limiter = connected(patient(), &proxy.url()).await;
     assert!(passes(&limiter, &policy("p", Quota::per_hour(1)), "a").await);
 }
 

@@ -181,8 +181,10 @@ async fn process_that_left_the_line_holds_no_other_up() {
         let second = in_line(&waits, 1);
         wait_until(async || waits.hooks().place_lines().unwrap().waiting(&policy, &key) == 1).await;
         leaves.hooks().place_lines().unwrap().wake_first(&policy, &key); // Redis hears of it anew, which would last for a second
+        let kept = Instant::now();
         sleep(Duration::from_millis(50)).await;
-        assert!(!second.is_finished(), "one is free, and kept for the first");
+        let is_kept = kept.elapsed() < Duration::from_millis(500); // or the machine stopped meanwhile
+        assert!(!second.is_finished() || !is_kept, "one is free, and kept for the first");
         first.abort();
         assert!(first.await.is_err());
         let began = Instant::now();

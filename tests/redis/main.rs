@@ -105,14 +105,12 @@ async fn passes(limiter: &RedisLimiter, policy: &Policy, name: &str) -> bool {
     take(limiter, policy, name, 1).await.expect("Redis answers").is_allowed()
 }
 
-/// Returns how often scripts were run.
+/// Returns how many calls of limiters were run whose time is the server's. Each asks for it once. Probes of connections,
+/// which come by themselves, do not.
 fn calls(server: &Server) -> u64 {
     let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
-    let of = |command: &str| {
-        let line = info.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")))?;
-        line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok()
-    };
-    of("evalsha").unwrap_or(0) + of("eval").unwrap_or(0)
+    let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_time:calls=")?.split(',').next());
+    calls.map_or(0, |calls| calls.parse().unwrap())
 }
 
 /// Returns the server's name and version: `redis 7.0.15`, `valkey 9.1.2`.

@@ -260,6 +260,9 @@ async fn check_sent_twice_has_one_deadline() {
     let answer = check.await.unwrap();
     let took = began.elapsed();
     pause.join().unwrap();
-    assert_eq!(answer.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout), "after {took:?}");
+    // A busy process may say that it had no time to read an answer.
+    let kinds = [StoreErrorKind::Timeout, StoreErrorKind::Overloaded];
+    let answer = answer.map_err(|error| error.kind());
+    assert!(answer.is_err_and(|kind| kinds.contains(&kind)), "{answer:?} after {took:?}");
     assert!(took < 2 * deadline, "{took:?}");
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tower_ratelimit::limiter::{Charge, Limiter};
 use tower_ratelimit::{Key, Policy, Quota, RedisLimiter};
 
+use super::calls;
 use crate::support::calendar_edge::{EDGE_S, take_over_an_edge};
 use crate::support::proxy::Proxy;
 use crate::support::redis_limiter::connected;
@@ -55,13 +56,8 @@ async fn edge_costs_a_far_redis_at_most_one_more_trip() {
     own.set(BEFORE_FEBRUARY_S - 40 * 86_400);
     let limiter = connected(RedisLimiter::builder().deadline(20_000 * MS), &proxy.url()).await;
     let policy = Policy::new("monthly", Quota::per_calendar_month(1_000)).unwrap();
-    let scripts = || -> u64 {
-        let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
-        let of_scripts = stats.lines().filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        of_scripts.filter_map(|rest| rest.split(',').next()?.parse::<u64>().ok()).sum()
-    };
     clock.set(EDGE_S - 1);
-    let (before, mut takes, mut of_february) = (scripts(), 0, 0);
+    let (before, mut takes, mut of_february) = (calls(&server), 0, 0);
     while of_february < 3 {
         let decision = limiter.take(&[Charge::new(&policy, &Key::global())]).await.unwrap();
         let reset = decision.charges()[0].reset_after().unwrap();
@@ -69,6 +65,6 @@ async fn edge_costs_a_far_redis_at_most_one_more_trip() {
         of_february += u32::from(reset > 60_000 * MS);
         assert!(takes < 1_000, "the edge has come");
     }
-    let calls = scripts() - before;
+    let calls = calls(&server) - before;
     assert!((takes..=takes + 1).contains(&calls), "{calls} calls of {takes} checks");
 }

@@ -239,18 +239,21 @@ async fn failure_of_each_kind_is_an_event_once_a_minute() {
     let server = Server::start();
     let mut admin = server.connection();
     let policy = policy("p", Quota::per_hour(1_000));
-    for kind in [Unavailable, Timeout, Overloaded, Foreign] {
-        let seen = Seen::default();
+    let (mut kinds, mut attempt) = (vec![Unavailable, Timeout, Overloaded, Foreign], 0);
+    let began = Instant::now();
+    while let Some(kind) = kinds.pop() {
+        let (seen, prefix) = (Seen::default(), format!("{kind:?}-{attempt}"));
+        attempt += 1;
         let builder = RedisLimiter::builder().observer(seen.clone()).max_in_flight(2);
         // A stopped server ends two checks with the deadline.
         let deadline = Duration::from_secs(if matches!(kind, Timeout | Overloaded) { 2 } else { 20 });
-        let limiter = connected(builder.deadline(deadline).prefix(format!("{kind:?}")), &server.url()).await;
+        let limiter = connected(builder.deadline(deadline).prefix(&*prefix), &server.url()).await;
         assert!(passes(&limiter, &policy, "a").await);
         match kind {
             Unavailable => redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut admin).unwrap(),
             Timeout | Overloaded => server.pause(),
             _ => {
-                let stored = keys(&server).into_iter().find(|key| key.starts_with(b"Foreign")).unwrap();
+                let stored = keys(&server).into_iter().find(|key| key.starts_with(prefix.as_bytes())).unwrap();
                 redis::cmd("SET").arg(stored).arg("something else").exec(&mut admin).unwrap();
             }
         }
@@ -265,14 +268,17 @@ async fn failure_of_each_kind_is_an_event_once_a_minute() {
         }
         let told = failures(&seen);
         let of_kind: Vec<&RedisError> = errors.iter().filter(|error| error.kind() == kind).collect();
-        assert!(!of_kind.is_empty(), "{kind:?}: {errors:?}");
         // The checks are told the whole time that they waited, and the event the time of the call.
         let is_told = |told: &String| match kind {
             Timeout => told.starts_with("no answer from Redis at"),
             _ => of_kind.iter().any(|error| *told == error.to_string()),
         };
         let told = told.iter().filter(|told| is_told(told)).count();
-        assert_eq!(told, 1, "{kind:?}: {:?}", seen.0.lock().unwrap());
+        if kind == Timeout && (of_kind.is_empty() || told == 0) && began.elapsed() < LONG {
+            kinds.push(kind); // the process had no time to read an answer, and so knows nothing about the server
+            continue;
+        }
+        assert!(!of_kind.is_empty() && told == 1, "{kind:?}: {errors:?}, {:?}", seen.0.lock().unwrap());
     }
 }
 

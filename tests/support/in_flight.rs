@@ -44,7 +44,7 @@ const WORKERS: u64 = 64;
 
 /// How long a client waits for what hangs, and for what is to come.
 const SHORT: Duration = Duration::from_millis(3);
-const LONG: Duration = Duration::from_secs(5);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Counts what runs, as the handler sees it.
 #[derive(Default)]
@@ -426,7 +426,7 @@ async fn fill(addresses: [SocketAddr; 2], running: &Running) {
     let send = |number: u64| {
         tokio::spawn(async move {
             let client = Client::connect(addresses, number % 2 == 0).await;
-            client.expect("the server is there").send(hangs, 0, Stage::Soon, 12 * LONG).await
+            client.expect("the server is there").send(hangs, 0, Stage::Soon, LONG).await
         })
     };
     let clients: Vec<_> = (0..EXPORTS).map(send).collect();
@@ -533,7 +533,8 @@ impl<L: Limiter + Clone> Campaign<L> {
         operator.abort();
 
         let ended = tokio::time::Instant::now();
-        let until = Duration::from_secs(if cfg!(debug_assertions) { 10 } else { 2 });
+        // Tests wait for as long as a busy machine may take. Campaigns are optimised, and measure it.
+        let until = if cfg!(debug_assertions) { LONG } else { Duration::from_secs(2) };
         let mut left = (taken(&one.limiter).await, stored().await);
         while left.0.iter().sum::<u64>() + left.1 > 0 && ended.elapsed() < until {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -262,7 +262,7 @@ pub(crate) async fn requests_in_line_get_places_in_the_order_in_which_they_came<
 }
 
 pub(crate) async fn request_that_has_waited_for_its_time_is_refused<L: Limiter + Clone>(mut office: Office<L>) {
-    let wait = Duration::from_secs(1);
+    let wait = Duration::from_secs(3);
     let exports = policy("exports", waiting_quota(1, wait));
     let (layer, patient) = (office.layer(exports.clone()), office.layer(policy("exports", quota(1))));
     let held = office.run(&layer).await;

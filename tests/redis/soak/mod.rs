@@ -227,7 +227,8 @@ fn soak_grows_nothing_and_counts_exactly() {
 
     let mut figures = None::<Figures>;
     let settled = Instant::now();
-    while settled.elapsed() < shop::LAPSE * 3 && figures.as_ref().is_none_or(|figures| figures.of("taken") > 0) {
+    let has_settled = |figures: &Figures| figures.of("taken") == 0 && descriptors(process.id()) <= idle + DESCRIPTORS;
+    while settled.elapsed() < shop::LAPSE * 3 && !figures.as_ref().is_some_and(has_settled) {
         std::thread::sleep(Duration::from_millis(100));
         figures = clients.figures().filter(Figures::is_whole);
     }

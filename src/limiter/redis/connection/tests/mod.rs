@@ -152,6 +152,18 @@ impl Heard {
         self.count(|event| matches!(event, LimiterEvent::StoreUp { .. }))
     }
 
+    /// Returns whether the last report about servers is that one is up. While a server is down, each new reason is a
+    /// report as well.
+    fn is_up(&self) -> bool {
+        let events = self.0.lock().unwrap();
+        let last = events.iter().rev().find_map(|event| match event {
+            LimiterEvent::StoreUp { .. } => Some(true),
+            LimiterEvent::StoreDown { .. } => Some(false),
+            _ => None,
+        });
+        last == Some(true)
+    }
+
     fn misconfigured(&self) -> usize {
         self.count(|event| matches!(event, LimiterEvent::StoreFailed { kind: StoreErrorKind::Misconfigured, .. }))
     }

@@ -26,7 +26,7 @@ async fn a_stopped_server_gathers_no_calls() {
     // fred takes nothing off for calls that were in its queue when the connection was begun anew.
     let left = link(&store).transport.queued();
     assert!(left * 4 < report.calls, "{left} calls wait or were left");
-    eventually("each end of a pause is reported", || heard.downs() >= 1 && heard.downs() == heard.ups()).await;
+    eventually("the end of the pause is reported", || heard.is_up()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -215,9 +215,9 @@ async fn busy_process_counts_nothing_against_the_server() {
         while began.elapsed() < silence + 200 * MS {
             std::hint::spin_loop();
         }
-        // The answer is there before the process looks.
+        // The answer is there before the process looks: the server has answered another connection since.
         server.resume();
-        std::thread::sleep(50 * MS);
+        counted(&server, "key");
     };
     let (answer, ()) = tokio::join!(listen(&store, "key", until), busy);
     assert!(matches!(answer, Ok(RedisReply::Integer(_))), "{answer:?}");
@@ -231,10 +231,10 @@ async fn late_answer_is_an_answer() {
     let store = connected(&server.url(), settings).await;
     assert_eq!(run(&store, "key").await, Ok(RedisReply::Integer(1)), "the server knows the script");
     let mut admin = server.connection();
-    let () = redis::cmd("CLIENT").arg(&["PAUSE", "300"]).query(&mut admin).unwrap();
+    let () = redis::cmd("CLIENT").arg(&["PAUSE", "3000"]).query(&mut admin).unwrap();
     let began = Instant::now();
     assert_eq!(listen(&store, "key", began + 20 * MS).await, Ok(RedisReply::Integer(2)));
-    assert!(began.elapsed() >= 100 * MS, "it came late: {:?}", began.elapsed());
+    assert!(began.elapsed() >= 1_000 * MS, "it came late: {:?}", began.elapsed());
     assert!(!store.fails_at_once(0));
 }
 
@@ -276,7 +276,7 @@ async fn server_that_comes_and_goes_makes_few_events() {
     let events = heard.downs() + heard.ups();
     assert!(heard.downs() > 0 && events <= most, "{events} events in {:?}", began.elapsed());
     load.end().await;
-    eventually("it is reported as up", || heard.downs() == heard.ups()).await;
+    eventually("it is reported as up", || heard.is_up()).await;
 }
 
 /// The error of a check says why there is no connection. Events use the same words.
