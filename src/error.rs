@@ -150,7 +150,7 @@ kind_and_message! {
     ///
     /// let error = search(0).unwrap_err();
     /// assert_eq!(error.kind(), ConfigErrorKind::Range);
-    /// assert!(error.to_string().contains("1 is strict spacing"));
+    /// assert!(error.to_string().contains("1 for strict spacing"));
     /// # Ok::<(), ConfigError>(())
     /// ```
     ConfigError, ConfigErrorKind

@@ -411,7 +411,7 @@ impl fmt::Display for RuleExplanation {
                     NotCharged::Client => "the client is not in",
                     NotCharged::Time => "the time is not",
                     NotCharged::LeftOut => "it leaves out",
-                    _ => "the request is not the action",
+                    _ => "the action is not",
                 };
                 write!(f, "does not apply: {is_not} {expected}")
             }

@@ -209,15 +209,15 @@ impl Policy {
         let kept = |quota: Quota| {
             quota.in_proportion().map_err(|_| {
                 let why = format!(
-                    "the quota \"{quota}\" cannot keep the used share: it is unlimited, a block, a meter or a concurrency \
-                     limit; use Rule::plans"
+                    "the quota \"{quota}\" cannot keep the share that is used: it is unlimited, a block, a meter or a \
+                     concurrency limit; use Rule::plans"
                 );
                 ConfigError::together(name, &why)
             })
         };
         let quotas = quotas.into_iter().map(kept).collect::<Result<Vec<Quota>, _>>()?;
         one_unit(name, &quotas)?;
-        // `debt / of` is the largest debt of a plan in proportion to the plan's capacity.
+        // `debt / of` is the largest ratio of a plan's debt to the plan's capacity.
         let owed = |quota: &Quota| (u128::from(quota.spec().debt), u128::from(quota.capacity().max(1)));
         let (debt, of) = quotas.iter().map(owed).max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((0, 1));
         let plans = quotas.into_iter().map(|quota| {

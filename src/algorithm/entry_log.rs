@@ -311,8 +311,8 @@ impl EntryLog {
         }
         let (units, grain_us) = (u128::from(units), u128::from(self.grain_us()));
         let covered_us = u128::from((edge + self.grain_us()).saturating_sub(now).max(1));
-        // The largest entry that counts as `units` now makes the first unit come back only after a whole unit has
-        // expired.
+        // The new entry is the largest that counts as `units` now. With a smaller entry, the first unit would come back
+        // before a whole unit has expired.
         let whole = (((units + 1) * grain_us).div_ceil(covered_us) - 1).min(u128::from(self.most()));
         let left = (units - whole * covered_us / grain_us) as u64; // at most the units
         let whole = whole as u64; // at most `most`

@@ -200,7 +200,8 @@ impl PairAlgorithm for FixedWindow {
             if state.at <= now {
                 return Carried::new(Used::units(0), []);
             }
-            // If the clock stepped back, the quota that converts this state limits how late the window's end may be.
+            // If the clock stepped back, the window's end may be too late. The quota that converts this state limits
+            // the end.
             let start = calendar.at(state.at - 1).start();
             return Carried::new(Used::units(state.n), [Dated::new(Some(start.min(now)), state.at, state.n)]);
         }

@@ -295,7 +295,7 @@ impl<N: Parts> Gcra<N> {
     /// `end`.
     pub(crate) fn begins_at(&self, own: Pair, units: u64, end: Pair) -> bool {
         let (span, l) = (self.span(units.min(self.most())), self.l.get());
-        // In a quota without numerators, the number of a pair has no meaning.
+        // If the quota has no numerators, `l` is 1, and `Pair::n` has no meaning.
         let num = |pair: Pair| pair.n.min(l - 1);
         let sum = num(end) + span.num;
         let (carry, sum) = if sum < l { (0, sum) } else { (1, sum - l) };
@@ -430,8 +430,8 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
 
     #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
-        // A cost that is one above the capacity is denied like any higher cost. A forced charge costs at least 1 even
-        // under a quota without units, because the script checks whether there is a cost.
+        // A cost that is one above the capacity is denied like any higher cost. If the quota has no units, a forced
+        // cost above 0 is sent as a cost of 1, because the script checks whether there is a cost.
         let most = if force { self.most().max(1) } else { self.burst + 1 };
         let span = self.span(cost.min(most));
         let (bound, bound_num) =

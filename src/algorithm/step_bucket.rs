@@ -81,7 +81,8 @@ impl StepBucket {
             Ok(missing) if missing <= self.burst + self.debt => {
                 Level { missing, next_tick: full.at - (ticks - 1) * self.tick_us, clamped: false }
             }
-            // The stored instant is further ahead than any debt can put it, so the clock stepped back.
+            // Even the largest debt does not put the stored instant so far ahead of the clock, so the clock stepped
+            // back.
             _ => Level { missing: self.burst + self.debt, clamped: true, ..rest },
         }
     }

@@ -220,7 +220,7 @@ fn value<'a, T>(rest: &mut Cursor<'a>, parse: impl Fn(&mut Cursor<'a>) -> Option
 }
 
 /// Returns `None` if the parameter is present but has another type.
-#[expect(clippy::option_option, reason = "the `Option`s say whether there is a parameter, and of this type")]
+#[expect(clippy::option_option, reason = "outside, `None` is a wrong type, and inside, no parameter")]
 fn typed<T>(parameter: Option<Option<T>>) -> Option<Option<T>> {
     parameter.map_or(Some(None), |found| found.map(Some))
 }

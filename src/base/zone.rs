@@ -85,11 +85,11 @@ impl Zone {
             return midnight;
         }
         let is_reached = |at_s: i64| at_s + self.offset_s(at_s) >= midnight;
-        // The offset a day before the midnight is in force right before the day, in any zone. If there are two
-        // midnights, the first is at this offset.
+        // In every zone, the offset that is in force a day before this midnight is still in force right before the day.
+        // If the day has two midnights, the first of them is at this offset.
         let (mut before, mut after) = (midnight - DAY_S - DAY_S / 2, midnight + DAY_S + DAY_S / 2);
         for offset in [self.offset_s(midnight - DAY_S), self.offset_s(midnight), self.offset_s(midnight + DAY_S)] {
-            // The local time may fall back between the candidates, so each candidate is tried.
+            // Tries each candidate, because clocks may be set back between two candidates.
             let at_s = midnight - offset;
             if is_reached(at_s) {
                 after = after.min(at_s);
@@ -213,8 +213,8 @@ mod with {
             if let Some(known) = Self::known(&KNOWN.lock().unwrap_or_else(PoisonError::into_inner), name) {
                 return Ok(known);
             }
-            // Looks the zone up without the lock, because the look-up may read files. The database of the system may
-            // be missing, or lack the older names.
+            // Looks the zone up without the lock, because the look-up may read files. The system's time-zone database
+            // may be missing, or may lack the older names.
             let zone = TimeZone::get(name).or_else(|_| BUILT_IN.get(name)).map_err(|_| UnknownZone::NotFound)?;
             let name = zone.iana_name().ok_or(UnknownZone::NotFound)?;
             let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

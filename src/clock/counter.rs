@@ -63,8 +63,8 @@ impl Counter {
         let nanos = u128::from(clock.delta_as_nanos(0, 1 << TICKS)).max(1);
         let per_tick = u64::try_from((nanos << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX);
         let trusted = u64::try_from((u128::from(TRUSTED_US) << 64) / u128::from(per_tick.max(1))).unwrap_or(0);
-        // The initial value is as far from the current ticks as possible, so that no processor trusts a reading
-        // before the first answer.
+        // The initial value is 2^63 ticks away from the current ticks, so that no processor trusts a reading before the
+        // system's first answer.
         let answered = AtomicU64::new(clock.raw() ^ 1 << 63);
         let per_tick = per_tick - per_tick / SLOWER;
         Self { clock, per_tick, trusted, answered, ahead: AtomicU64::new(0), asking: Mutex::new(()) }
@@ -74,7 +74,7 @@ impl Counter {
     #[inline]
     pub(super) fn now_us(&self, system_us: impl Fn() -> u64) -> u64 {
         let ticks = self.clock.raw();
-        // `Acquire` pairs with the `Release` in `ask`, so the difference is not older than this reading.
+        // `Acquire` pairs with the `Release` in `ask`, so `ahead` is at least as new as the value of `answered`.
         if ticks.wrapping_sub(self.answered.load(Ordering::Acquire)) < self.trusted {
             return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
         }

@@ -207,7 +207,7 @@ cases! {
 
     /// From rest, exactly the capacity passes, unit by unit. Only a leaky queue delays requests that
     /// pass.
-    #[fix = "see Limiter::take: allow a cost that fits into the units left, and count the units taken"]
+    #[fix = "see Limiter::take: allow a cost that fits into the remaining units, and count the units that are taken"]
     async fn capacity_passes_from_rest(bench) {
         for left in (0..CAPACITY).rev() {
             let taken = bench.take_one(1).await?;
@@ -226,10 +226,10 @@ cases! {
     }
 
     /// A cost is taken whole or not at all.
-    #[fix = "compare the whole cost with the units left before you write anything"]
+    #[fix = "compare the whole cost with the remaining units before you write anything"]
     async fn cost_is_taken_whole_or_not_at_all(bench) {
         ensure(bench.take_one(CAPACITY - 1).await?.is_allowed(), "a cost that fits was denied")?;
-        ensure(!bench.take_one(2).await?.is_allowed(), "a cost above the units left passed")?;
+        ensure(!bench.take_one(2).await?.is_allowed(), "a cost above the remaining units passed")?;
         same("remaining after a denied cost", bench.left().await?, 1)
     }
 
@@ -245,7 +245,7 @@ cases! {
     }
 
     /// A charge of cost 0 only peeks: it is allowed even if no units are left, and takes none.
-    #[fix = "answer a charge of cost 0 with the units left, and write nothing"]
+    #[fix = "report the remaining units for a charge of cost 0, and write nothing"]
     async fn cost_0_looks(bench) {
         same("remaining of a key at rest", bench.take_one(0).await?.remaining(), CAPACITY)?;
         bench.take_one(CAPACITY).await?;
@@ -325,7 +325,7 @@ cases! {
         for (name, key) in &pairs {
             let policy = bench.other(name)?;
             let taken = bench.take(&[Charge::new(&policy, key)]).await?;
-            ensure(taken.is_allowed(), &format!("the name {name:?} and the key {key:?} found units of another pair"))?;
+            ensure(taken.is_allowed(), &format!("the pair of {name:?} and {key:?} has units of another pair"))?;
             let left = bench.left_of(&policy, key).await?;
             same(&format!("remaining of the name {name:?} and the key {key:?}"), left, CAPACITY - 1)?;
         }
@@ -429,7 +429,7 @@ cases! {
 
     /// Observed charges are taken if they fit, and never deny the set. Forced charges are taken even if too few units
     /// are left. A refused set takes neither observed nor forced charges.
-    #[fix = "see Effect: only enforced charges deny a set, and forced ones go into debt"]
+    #[fix = "see Effect: only enforced charges deny a set, and forced charges go into debt"]
     async fn effects_do_what_they_say(bench) {
         let fits = bench.take(&[bench.charge(2).effect(Effect::Observe)]).await?;
         ensure(fits.is_allowed() && fits.charges()[0].is_allowed(), "an observed charge that fits was denied")?;
@@ -547,8 +547,8 @@ cases! {
         let policies = [bench.policy.clone(), bench.other("two")?];
         for (number, passed) in passed_concurrently(bench, &policies).await?.into_iter().enumerate() {
             ensure(passed <= CAPACITY, &format!("{passed} concurrent sets passed, of {CAPACITY}"))?;
-            // A limiter with compensated sets may refuse a set that would fit, and its refunds may still be under
-            // way.
+            // A limiter whose sets are not atomic may refuse a set that would fit, and the refunds of refused sets may
+            // still be under way.
             if bench.limiter.hooks().atomicity() == Atomicity::Atomic {
                 same("concurrent sets that passed", passed, CAPACITY)?;
                 for policy in &policies {
@@ -584,7 +584,7 @@ cases! {
             }
         });
         let most = most.await?.into_iter().max().unwrap_or(0);
-        ensure((1..=CAPACITY).contains(&most), &format!("{most} of {CAPACITY} units were held at once"))?;
+        ensure((1..=CAPACITY).contains(&most), &format!("{most} units were held at once, of {CAPACITY} allowed"))?;
         same("remaining after all refunds", bench.left().await?, CAPACITY)
     }
 
@@ -593,7 +593,7 @@ cases! {
     async fn dropped_future_leaves_at_most_its_own_charge(bench) {
         drop(bench.limiter.take(&[bench.charge(2)]));
         let left = bench.left().await?;
-        ensure(left >= CAPACITY - 2, &format!("a dropped charge of 2 units left {left} of {CAPACITY} units"))
+        ensure(left >= CAPACITY - 2, &format!("{left} of {CAPACITY} units remain after a dropped charge of 2"))
     }
 
     /// A future that was polled once and then not again delays no other caller.
@@ -633,7 +633,7 @@ cases! {
     /// announced time.
     #[fix = "see Effect::OnRefusal and Quota::block, or return an error for blocks from Limiter::supports"]
     async fn block_counts_refusals_and_closes_the_key(bench) {
-        // A calendar's window of a day would outlast the block.
+        // Skips quotas of a calendar, because a window of a day would last longer than the block.
         if !bench.supports(block()) || bench.policy.quota().calendar_windows().is_some() {
             return Ok(());
         }
@@ -650,7 +650,7 @@ cases! {
         let over = Charge::new(&other, &bench.key).cost(CAPACITY + 1);
         let refused = bench.take(&[over, bench.charge(0), on_refusal]).await?;
         ensure(!refused.is_allowed(), "a set with a denied charge was allowed")?;
-        same("refusals left after an uncounted refusal", bench.left_of(&block, &bench.key).await?, 2)?;
+        same("remaining refusals after a refusal that does not count", bench.left_of(&block, &bench.key).await?, 2)?;
         let refused = bench.take(&set(1)).await?;
         ensure(!refused.is_allowed(), "a set with a denied charge was allowed")?;
         ensure(refused.charges()[1].is_allowed(), "the first refusal of two closed the key")?;
@@ -664,7 +664,7 @@ cases! {
         let closed = bench.take(&set(1)).await?;
         ensure(!closed.is_allowed(), "a set passed while its key was closed")?;
         ensure(closed.charges()[0].is_allowed(), "a charge that fits is reported as denied")?;
-        same("the rest of the block after half of it and a try", closed.charges()[1].wait(), Wait::After(HOUR / 2))?;
+        same("the wait after half of the block, and one more try", closed.charges()[1].wait(), Wait::After(HOUR / 2))?;
         ensure(!bench.peek(&[strike.cost(0)]).await?.is_allowed(), "a charge of cost 0 does not see the block")?;
         same("remaining after a closed set", bench.left().await?, CAPACITY)?;
         bench.subject.advance(HOUR / 2).await;
@@ -710,7 +710,7 @@ cases! {
     }
 
     /// A leaky queue gives each request a departure after those of all earlier requests.
-    #[fix = "see ChargeDecision::with_delay: report when the units that were in the queue before have drained"]
+    #[fix = "see ChargeDecision::with_delay: report the time after which the earlier units in the queue have drained"]
     async fn queue_spaces_its_departures(bench) {
         if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
             return Ok(());
@@ -753,7 +753,7 @@ cases! {
     }
 
     /// A refund of units that have expired returns nothing.
-    #[fix = "note in each receipt its instant or its window, and compare this before you subtract units"]
+    #[fix = "write the instant or the window into each receipt, and compare it before you subtract units"]
     async fn late_refund_returns_nothing(bench) {
         let mut taken = bench.take_one(CAPACITY).await?;
         bench.subject.advance(reset_of(&taken)?).await;
@@ -829,7 +829,7 @@ cases! {
     }
 
     /// A rate and a limit of requests in flight with the same name do not affect each other.
-    #[fix = "keep units that are held apart from units that were used"]
+    #[fix = "keep held units and used units in separate states"]
     async fn rate_of_the_same_name_is_apart(bench) {
         let rate = Quota::per_hour(CAPACITY);
         if !bench.supports(Ok(rate)) {

@@ -47,7 +47,7 @@ pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
     }
     cases! {
         "a value that was put is loaded with its version, byte for byte": values_are_kept,
-        "a swap that expects another version, or none, changes nothing and returns the current values": conflicts,
+        "a swap that expects a wrong value changes nothing and returns the current values": conflicts,
         "a swap of several keys is all or nothing, whichever key has changed": all_or_nothing,
         "a swap that only keeps a value needs the expected value, and does not change it": keep,
         "a value is removed only if it is the expected value": delete,
@@ -223,7 +223,7 @@ impl<S: Store> Bench<'_, S> {
         self.must_not(&[("keep3", Some(&stale), Then::Keep), ("keep2", Some(&two), put(&new))], &[None, Some(&two)])
             .await?;
         self.must(&[("keep3", None, Then::Keep), ("keep2", Some(&two), put(&new))]).await?;
-        ensure(self.load(&["keep3"]).await? == [None], "a key that was kept without a value has a value")
+        ensure(self.load(&["keep3"]).await? == [None], "a swap that only keeps a key gave it a value")
     }
 
     async fn delete(&self) -> CaseResult {
@@ -328,15 +328,15 @@ impl<S: Store> Bench<'_, S> {
             self.changes(&[("each1", Some(&one), put(&new))]),
             // The stored value is not the value that the swap expects.
             self.changes(&[("each2", Some(&stale), put(&new))]),
-            // A set writes a new value and replaces another value.
+            // A swap of two keys writes a new value and replaces the value of the other key.
             self.changes(&[("each6", None, put(&new)), ("each3", Some(&one), put(&new))]),
-            // One stored value of a set is not the value that the swap expects.
+            // A swap of two keys expects the right value of one key, and a wrong value of the other.
             self.changes(&[("each8", None, put(&new)), ("each4", Some(&stale), put(&new))]),
             // A value is deleted.
             self.changes(&[("each5", Some(&two), Then::Delete)]),
             // A value is new.
             self.changes(&[("each9", None, put(&new))]),
-            // A set writes two new values. It also expects that a third key has no value, and leaves it so.
+            // A swap of three keys writes two new values, and expects that the third key has no value and keeps none.
             self.changes(&[("each12", None, put(&new)), ("each13", None, put(&new)), ("each14", None, Then::Keep)]),
             // The swap expects a value, but the key has no value.
             self.changes(&[("each15", Some(&stale), put(&new))]),
@@ -412,8 +412,8 @@ impl<S: Store> Bench<'_, S> {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let loaded = self.load(&names).await?;
             for (key, made) in made.iter().enumerate() {
-                // Possibly no swap of a key is made, because swaps of several keys may refuse each other over a key
-                // of a third swap.
+                // It is possible that no swap of a key is made: a swap of several keys is also refused if another swap
+                // has changed one of its other keys.
                 ensure(made.len() <= 1, format!("{} of {RIVALS} swaps of one key were made", made.len()))?;
                 let expected = made.first().or(before[key].as_ref());
                 ensure(loaded[key].as_ref() == expected, (&loaded[key], "expected", expected))?;

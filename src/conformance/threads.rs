@@ -32,7 +32,7 @@ where
     for (work, crowd) in tasks {
         subject.spawn(Box::pin(async move {
             crowd.begun.fetch_add(1, Ordering::AcqRel);
-            // The subject may have dropped a task before it began.
+            // The subject may have dropped a task before the task began.
             until(|| crowd.begun.load(Ordering::Acquire) >= Arc::strong_count(&crowd) - 1).await;
             let output = work.await;
             crowd.outputs().push(output);

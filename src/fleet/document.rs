@@ -215,7 +215,7 @@ impl FleetDocument {
         let Some(seen) = change.seen else { return Ok(()) };
         let later = self.actions.iter().find(|action| action.target == change.target && action.revision > seen);
         let Some(FleetAction { by, at, revision, why, .. }) = later else {
-            // A change that is older than all kept actions is visible only in its entry.
+            // If a change is older than all kept actions, only the entry that it set still shows the change.
             let entry = self.entries.get(&change.target).filter(|entry| entry.revision > seen);
             let Some(entry) = entry else { return Ok(()) };
             return Err(conflict(&entry.by, entry.at, entry.revision, &entry.why));

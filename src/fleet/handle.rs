@@ -560,7 +560,7 @@ impl ChangeTries {
 /// of the runtime, a text of 900 kB would delay other tasks.
 async fn aside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, FleetError> {
     tokio::task::spawn_blocking(run).await.map_err(|error| {
-        FleetError::new(FleetErrorKind::Unavailable, "the call was cut off, so it may be done or not").caused_by(error)
+        FleetError::new(FleetErrorKind::Unavailable, "the call was cut off, and may have taken effect").caused_by(error)
     })
 }
 
@@ -786,8 +786,8 @@ impl FleetState {
         for name in names {
             let is_own = |(known, table): &NamedTable| **known == *name && matches!(table, FleetTable::Overrides(_));
             if !self.tables.iter().any(is_own) {
-                // Inserts the table before the tables of rules, because the rules read this table, which must be
-                // filled first.
+                // Inserts this table in front of the tables of rules: tables are filled in order, and the rules read
+                // this table.
                 self.tables.insert(0, (name.into(), FleetTable::Overrides(OwnOverrides::new())));
             }
         }

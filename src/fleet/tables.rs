@@ -129,7 +129,8 @@ impl FleetTable {
             Self::Quota { switch, otherwise } => {
                 let quota = first().and_then(|value| value.parse().ok()).unwrap_or(**otherwise);
                 if switch.get() != quota {
-                    // If a layer's limiter does not support the quota, the switch keeps its quota.
+                    // If the limiter of a layer does not support the new quota, `set` changes nothing, and the switch
+                    // keeps the former quota.
                     contained(|| drop(switch.set(quota)));
                 }
             }
@@ -195,8 +196,7 @@ impl<T: FromStr + Copy> OwnOverrides<T> {
             }
             if let (Some(key), Some((_, value))) = (entry.target.key(), parsed) {
                 let lasting = entry.until.map(|until| until.saturating_since(now));
-                // `set` does not fail because of a full table, because the table holds more entries than a fleet
-                // keeps.
+                // The table is never full, because it has room for more entries than a fleet keeps.
                 if let Ok(id) = self.table.set(key, value, lasting) {
                     set.push((Arc::clone(entry), id));
                 }

@@ -83,8 +83,8 @@ pub(super) fn precisely(quota: &Quota, remaining: u64, window_us: u64) -> (u64, 
     if micros_ceil(quota.refill_time()) < SHORT_REFILL_US {
         let (limit, period_us) = (u128::from(quota.limit()), u128::from(quota.spec().period_us.max(1)));
         let later = limit * u128::from(SECOND_US.saturating_sub(window_us));
-        // If nothing remains, the first unit comes back when the window ends, so a fraction of a unit is rounded up
-        // to one unit.
+        // If nothing remains, the first unit comes back as soon as the window ends. Therefore a fraction of a unit
+        // counts as a whole unit.
         let later = if remaining == 0 { later.div_ceil(period_us) } else { later / period_us };
         let within = u64::try_from(later).unwrap_or(u64::MAX).saturating_add(remaining).min(UNITS_MAX);
         return (within, Some(Precise { remaining: (within > remaining).then_some(remaining), window_us }));

@@ -502,8 +502,8 @@ impl BoundedTurn {
 
     /// Is ready when the request is the first of its line and units may have come free, or when it gives up.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
-        // Checks the deadline first, because too few units may come free again and again, or forced charges may take
-        // the units.
+        // Checks the deadline first. Otherwise the request could wait beyond its deadline if too few units come free
+        // again and again, or if forced charges take the units.
         if self.timer.now() >= self.until {
             return Poll::Ready(LineStep::GivesUp);
         }

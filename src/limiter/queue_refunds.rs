@@ -197,7 +197,7 @@ impl<C> LeakyQueue<C> {
         }
         newer.callers.append(&mut older.callers);
         let kept = [newer.kept_until, older.kept_until];
-        // The merged refund is tried at once unless both refunds were kept.
+        // The merged refund is tried at once, unless both refunds were kept for a later try.
         newer.kept_until = if let [Some(one), Some(other)] = kept { Some(one.max(other)) } else { None };
         kept.iter().flatten().count() - usize::from(newer.kept_until.is_some())
     }

@@ -459,8 +459,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             }
             Some(turn @ LineTurn::Places(_)) if wait == Wait::Unknown => self.turn = Some(turn),
             None if !self.was_denied_outside && !self.first.policy.limits_in_flight() => self.was_denied_outside = true,
-            // A caller without a turn joins a line. A caller in a line for places changes to another line if it learns
-            // a wait, because the limiter names a wait only if another charge of the set is denied.
+            // A caller without a turn joins a line. If the limiter returns a known wait to a caller in a line for
+            // places, another charge of the set is denied, and the caller changes to another line.
             Some(LineTurn::Places(_)) | None => self.join(wait)?,
         }
         Ok(())

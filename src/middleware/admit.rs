@@ -125,14 +125,14 @@ impl<L: Limiter> RateLimitLayer<L> {
                     has_waited = true;
                     let mut in_line = InLine::waiting(layer, head.to_request(), open.ticket.take(), max_wait);
                     poll_fn(|cx| in_line.poll_decision(cx)).await;
-                    // `take` returns the ticket, because it is held until the request is decided.
+                    // `take` returns the ticket, because `in_line` holds the ticket until the request is decided.
                     open.ticket = in_line.take().map_or_else(Ticket::new, |(_, ticket)| ticket);
                     open.ticket.step_out_of_line(layer)
                 }
                 NextStep::WaitForDeparture(place) => {
                     let mut delayed = Delayed::new((), layer, head.to_request(), open.ticket.take(), place);
                     poll_fn(|cx| delayed.poll_departure(cx)).await;
-                    // `depart` returns the ticket, because it is held until the request departs.
+                    // `depart` returns the ticket, because `delayed` holds the ticket until the request departs.
                     open.ticket = delayed.depart().map_or_else(Ticket::new, |(_, ticket)| ticket);
                     break true;
                 }

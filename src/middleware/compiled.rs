@@ -211,7 +211,8 @@ impl<L: Limiter> Compiled<L> {
     /// that wait, the accounts of paced bodies, and the warnings that were reported.
     pub(super) fn successor(&self, settings: Settings, has_new_rules: bool) -> Self {
         let next = Self::new(Arc::clone(&self.limiter), settings);
-        // Only new rules get new diagnostics, because the watch over rules and lists needs the general plan.
+        // Only new rules get new diagnostics, because requests take the general plan, which is slower, while
+        // diagnostics watch rules or lists.
         let diagnostics = if has_new_rules { &next.diagnostics } else { &self.diagnostics };
         Self {
             delays: self.delays.clone(),

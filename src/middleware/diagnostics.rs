@@ -238,8 +238,8 @@ impl Diagnostics {
         let Some(rule) = self.rules.get(at).filter(|rule| !rule.known.load(Ordering::Relaxed)) else {
             return;
         };
-        // A rule that trusts networks finds no client without the peer's address. A rule that counts proxies needs no
-        // peer address.
+        // A rule that trusts networks cannot find the client if the peer's address is unknown. A rule that counts
+        // proxies needs no peer address.
         if bound.is_by_proxies() && applies && key.is_none_or(|key| *key == Key::keyless()) {
             self.peer_is_unknown("a rule counts by key::client_ip behind the networks of trusted proxies");
             self.is_known_now(rule);

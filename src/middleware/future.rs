@@ -261,8 +261,8 @@ impl<L: Limiter> OnResponse<L> {
             open.open(request.method().clone(), request.extensions_mut());
         }
         let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
-        // No request that brings a rate gets a handle, because such a request usually passes without this
-        // preparation.
+        // A request that brings a rate gets no handle, because such requests usually take a shorter path that makes no
+        // handle.
         if ticket.may_hold(layer) {
             InFlight::put(request.extensions_mut(), ticket.places.as_ref());
         }

@@ -90,8 +90,8 @@ where
         self.inner.poll_ready(cx)
     }
 
-    // `call` is not inlined, like `decide`, so that a caller that boxes the future writes it once and moves it once.
-    // The future of an axum router has 320 bytes, and each move of words that were just written stalls on store
+    // `call` and `decide` are not inlined, so that a caller that boxes the future writes the future once and moves it
+    // once. The future of an axum router has 320 bytes, and each move of words that were just written stalls on store
     // forwarding.
     #[inline(never)]
     fn call(&mut self, request: Request<B>) -> Self::Future {

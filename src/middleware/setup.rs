@@ -66,8 +66,8 @@ impl<L: Limiter> Compiled<L> {
             if rule.pace.is_some() {
                 continue; // no header reports it
             }
-            // Counts only the rules that apply to every request: a request usually meets only some of the others. A
-            // rule with plans counts as one policy, because a request meets only one of its plans.
+            // Counts only the rules that apply to every request: a request usually meets only some of the other rules.
+            // A rule with plans counts as one policy, because a request meets only one of its plans.
             if rule.conditions.is_empty() && rule.paths.is_empty() && !rule.is_disabled() {
                 let count = if rule.choose.is_some() { 1 } else { bound.policies().len() };
                 let first = bound.end() - bound.policies().len();
@@ -129,8 +129,8 @@ impl<L: Limiter> Compiled<L> {
         if forgets && rule.settlement.replaces_cost() {
             self.diagnostics.notice(SetupWarningKind::NoDebt, || {
                 format!(
-                    "the policy {:?} settles what a request cost above its reservation, and its quota ({quota}) \
-                     remembers no debt: give the quota a debt by Quota::max_debt",
+                    "a request may cost more than the policy {:?} reserves for it, and the quota ({quota}) remembers \
+                     no debt: give the quota a debt by Quota::max_debt",
                     policy.name()
                 )
             });
@@ -201,8 +201,8 @@ impl<L: Limiter> Compiled<L> {
             let (rule, policies) = (bound.rule(), bound.policies());
             let name = policies.first().map_or("", Policy::name);
             let holds = policies.iter().any(Policy::limits_in_flight);
-            // If the rule also has rates, the correction may be meant for the rates. A replaced cost concerns all
-            // policies of the rule.
+            // If the rule also has rates, the correction may be meant for the rates. A cost that is replaced after the
+            // response concerns all policies of the rule.
             let has_rates = !policies.iter().all(Policy::limits_in_flight);
             if let Some(policy) = policies
                 .first()
@@ -216,7 +216,7 @@ impl<L: Limiter> Compiled<L> {
             if let Some(policy) = policies.iter().find(|own| own.has_quota_of_request() && rule.quota_from.is_none()) {
                 self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                     format!(
-                        "the policy {:?} stands in for quotas that requests bring, and its rule reads no quota from \
+                        "the policy {:?} is made for quotas that requests bring, but its rule reads no quota from \
                          requests, so the policy limits no request: make the rule by Rule::quota_from, or give the \
                          policy a quota",
                         policy.name()
@@ -330,8 +330,8 @@ impl<L: Limiter> Compiled<L> {
         self.diagnostics.notice(SetupWarningKind::NameTaken, || {
             format!(
                 "two rules of this layer are named {name:?}, so the second rule is {now:?} in headers, metrics and \
-                 stored keys, and a change of their order would swap what their keys have used: give each rule a name \
-                 of its own"
+                 stored keys, and if their order changed, each would take over the usage of the other: give each rule \
+                 a name of its own"
             )
         });
     }

@@ -306,7 +306,8 @@ impl Quota {
         if burst == 0 && self.spec.limit != 0 {
             return Err(ConfigError::new(
                 Range,
-                "a burst of 0 would let nothing pass: 1 is strict spacing, and a limit of 0 closes the quota",
+                "a burst of 0 would let nothing pass: use a burst of 1 for strict spacing, or a limit of 0 to close \
+                 the quota",
             ));
         }
         self.with("burst", &[TokenBucket, StepBucket, Gcra, LeakyBucket], |spec| spec.burst = burst)

@@ -330,7 +330,7 @@ fn quota_text_error_says_how_to_fix_it() {
         ("5/s fixed-window", Syntax, "did you mean `fixed window`?"),
         ("5/s from now", Syntax, "nor an option of a token bucket"),
         ("5/s oldest", Syntax, "`oldest` is neither"),
-        ("5/s burst 0", Range, "1 is strict spacing"),
+        ("5/s burst 0", Range, "1 for strict spacing"),
         ("5/0s", Range, "at least one"),
         ("5/367d", Range, "366 days"),
         ("1/d burst 5000", Range, "make it smaller"),

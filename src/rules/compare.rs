@@ -175,7 +175,7 @@ fn of_rule(old: &RuleSpec, new: &RuleSpec) -> Vec<RuleChange> {
     let mut changes = Vec::new();
     let mut add = |kind, message: String| changes.push(RuleChange::new(kind, &new.name, message));
     if old.name.value != new.name.value {
-        add(Changed, format!("its name was {}, in headers and metrics; what was used stays", Quoted(&old.name)));
+        add(Changed, format!("its name in headers and metrics was {}; the usage is kept", Quoted(&old.name)));
     }
     match (old.is_enabled, new.is_enabled) {
         (true, false) => add(Looser, "`enabled` is false now".to_owned()),
@@ -504,7 +504,7 @@ mod tests {
             ("", "pace: both", "changed a: `pace` was none, is both"),
             ("pace: both", "pace: both, pace-after: 5", "looser a: `pace-after` was 0, is 5"),
             ("", "name: b", "afresh b: its name was `a`: each client begins with a full allowance; write `was: a`"),
-            ("", "name: b, was: a", "changed b: its name was `a`, in headers and metrics; what was used stays"),
+            ("", "name: b, was: a", "changed b: its name in headers and metrics was `a`; the usage is kept"),
             (
                 "plans: {by: header x, quotas: {p: 5/min, q: 9/min}, otherwise: p}",
                 "plans: {by: header x, quotas: {q: 8/min, p: 4/min}, otherwise: p}",

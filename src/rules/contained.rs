@@ -62,8 +62,8 @@ fn is_plain(rule: &RuleSpec) -> bool {
 /// Returns whether the quotas of a rule may refuse a request.
 fn may_refuse(rule: &RuleSpec) -> bool {
     let is_settled = rule.cost.as_ref().is_some_and(|cost| matches!(cost.value, CostSpec::Reserved(_)));
-    // Excludes rules whose cost is reported later, because the debt of each quota determines how long such a cost
-    // keeps requests out.
+    // Excludes rules whose cost is reported later. Such a cost refuses later requests for a time that depends on the
+    // debt of each quota.
     rule.is_enabled && rule.mode == Mode::Enforce && rule.pace.is_none() && !is_settled
 }
 

@@ -172,7 +172,7 @@ impl EventCells {
             LimiterEvent::PlacesForgotten { units } => {
                 self.places_forgotten.fetch_add(*units, Ordering::Relaxed);
             }
-            // Failures are counted by outcome. The durations of checks already show the distance of a server.
+            // Failures are counted by outcome. The durations of checks already show that a server is far away.
             LimiterEvent::Failed { .. } | LimiterEvent::StoreFar { .. } => {}
         }
     }

@@ -158,7 +158,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         to.sample(&[], count);
     }
 
-    to.begin("ratelimit_limiter_servers_down", MetricKind::Gauge, "Servers that do not answer, or not steadily.");
+    to.begin("ratelimit_limiter_servers_down", MetricKind::Gauge, "Servers that do not answer, or only at times.");
     to.sample(&[], events.servers_down().count() as u64);
 
     store_load(to, stats.store_load());
@@ -173,7 +173,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.begin(
         "ratelimit_too_many_quotas_total",
         MetricKind::Counter,
-        "Reports of a limiter in memory that it has more quotas than it distinguishes.",
+        "Reports that a limiter in memory has more quotas than numbers for them.",
     );
     to.sample(&[], events.too_many_quotas());
 

@@ -15,7 +15,7 @@ impl Stores {
         let gone: Vec<bool> = self.readers().iter().map(|reader| reader.read().is_none()).collect();
         let mut readers = lock(&self.0);
         let mut gone = gone.into_iter();
-        // Keeps the stores that were added after `gone` was collected, which are at the end.
+        // Stores that were added after `gone` was collected are at the end of the list, and are kept.
         readers.retain(|_| !gone.next().unwrap_or(false));
         if readers.len() < STORES_MAX {
             readers.push(store.clone());

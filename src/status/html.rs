@@ -192,14 +192,17 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     }
     if events.evicted() + events.full() > 0 {
         let label =
-            format!("keys forgotten, {} of them used up; {} turned away", events.evicted_throttled(), events.full());
+            format!("keys forgotten, {} of them used up; {} keys denied", events.evicted_throttled(), events.full());
         tile(html, Count(events.evicted()), label, true)?;
     }
     let errors: u64 = events.errors().map(|(_, count)| count).sum();
     if events.checks().count() + errors > 0 {
         let checks = events.checks();
-        let label =
-            format!("time for half of {} checks of the store; {} for 99 %", Count(checks.count()), bound(checks, 99));
+        let label = format!(
+            "half of {} checks of the store took this time; 99 % took {}",
+            Count(checks.count()),
+            bound(checks, 99)
+        );
         tile(html, bound(checks, 50), label, false)?;
         let kinds: Vec<String> =
             events.errors().filter(|(_, count)| *count > 0).map(|(kind, count)| format!("{count} {kind}")).collect();

@@ -81,8 +81,8 @@ pub(super) fn refuse_other_names(parts: &Parts, hosts: &[String]) -> Result<(), 
     match host_name(parts).filter(|_| is_browser) {
         Some(name) if !is_known(name, hosts) => {
             let message = format!(
-                "this page acts under a name only if its program lists the name, because a foreign site may have given \
-                 this server the name {}: list the name with `StatusPage::hosts`",
+                "the program does not list the host name {}, which a foreign site may have given this server: list the \
+                 name with `StatusPage::hosts` to act under it",
                 printable(name)
             );
             Err((StatusCode::FORBIDDEN, message.into()))

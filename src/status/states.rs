@@ -81,7 +81,7 @@ fn states(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt:
     );
     let mut seen = HashSet::new();
     for state in states {
-        // The plans of a rule share a name, and the state of each key.
+        // The plans of a rule share one name and, for each key, one state.
         let is_chosen = layer.token.is_some() && can_reset(&state.policy) && seen.insert(state.policy.name());
         row(html, state, is_chosen)?;
     }

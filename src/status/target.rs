@@ -86,8 +86,8 @@ impl ListedKey {
         }
         let Some((_, listed)) = found else {
             let message = format!(
-                "no key with the fingerprint `{fingerprint}` is listed now, or it is longer than 512 bytes: explain a \
-                 request of the customer"
+                "no key with the fingerprint `{fingerprint}` is listed now, or the key is longer than 512 bytes: \
+                 explain a request of the customer"
             );
             return Err((StatusCode::NOT_FOUND, super::request::printable(&message).into()));
         };
@@ -194,7 +194,7 @@ impl LayerKeys {
             });
         }
         let mut seen = HashSet::new();
-        // All plans of a rule have the same name. For each key, its plans of rates share one state, and its plans of
+        // All plans of a rule have the same name. For each key, the plans of rates share one state, and the plans of
         // requests in flight share another.
         self.held.retain(|held| {
             let counts_apart = *act == Act::Reset && is_concurrent(&held.policy);

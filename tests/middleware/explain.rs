@@ -398,7 +398,7 @@ host: applies to 192.0.2.1
 header: does not apply: the request does not have the header x-beta: y*
 agent: does not apply: the user agent is not *bot*
 client: does not apply: the client is not in 10.0.0.0/8
-action: does not apply: the request is not the action buy
+action: does not apply: the action is not buy
 applies: applies to 192.0.2.1, /x
 applies-candidate (shadow): applies to 192.0.2.1, /x
 exempt: does not apply: the request has no key

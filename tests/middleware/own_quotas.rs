@@ -296,7 +296,7 @@ async fn own_quota_is_checked_as_that_of_a_rule() {
     let settled = customer().settle_by_usage();
     let by_status = customer().charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
     for (rule, quota, found) in [
-        (settled.clone(), forgetful, Some((SetupWarningKind::NoDebt, "\"customer\" settles"))),
+        (settled.clone(), forgetful, Some((SetupWarningKind::NoDebt, "\"customer\" reserves"))),
         (settled.clone(), indebted, None),
         (settled.clone(), closed, None),
         (settled.clone(), Quota::unlimited(), None),

@@ -708,7 +708,7 @@ async fn rule_that_is_renamed_again_names_its_first_name() {
     assert_eq!(get(&layer, "/").await, 200);
     rules.replace(rule("name: b, was: a")).unwrap();
     let error = rules.replace(rule("name: c, was: b")).unwrap_err();
-    assert!(error.to_string().contains("is stored as `a`, its first name: write `was: a`"), "{error}");
+    assert!(error.to_string().contains("is stored under the rule's first name, `a`: write `was: a`"), "{error}");
     assert_eq!(left(&layer), [("b".into(), 2)]);
     rules.replace(rule("name: c, was: a")).unwrap();
     assert_eq!(left(&layer), [("c".into(), 2)]);

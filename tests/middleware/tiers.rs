@@ -413,7 +413,7 @@ fn block_and_meter_in_proportion_are_refused_with_the_reason() {
     let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
     for quota in [Quota::block(3, minute, hour).unwrap(), Quota::meter(3, hour).unwrap()] {
         let error = Rule::plans_in_proportion("customer", [Quota::per_hour(1), quota], |_| 0).unwrap_err();
-        assert!(error.to_string().contains("cannot keep the used share"), "{error}");
+        assert!(error.to_string().contains("cannot keep the share that is used"), "{error}");
         assert!(error.to_string().contains(&quota.to_string()), "{error}");
         assert!(quota.in_proportion().is_err());
     }

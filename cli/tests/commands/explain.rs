@@ -30,8 +30,8 @@ client: charges 1 to 2001:db8::
   100 per minute, burst 20, token bucket: 19 of 20 left, all in 600ms
 customer: charges 1 to <tenant>
   10 per minute, debt up to 590, token bucket: 9 of 10 left, all in 6s
-buy-5-per-minute, buy-20-per-hour: does not apply: the request is not the action buy
-buy-candidate (shadow): does not apply: the request is not the action buy
+buy-5-per-minute, buy-20-per-hour: does not apply: the action is not buy
+buy-candidate (shadow): does not apply: the action is not buy
 api: does not apply: the method is not POST or PUT
 "
     );

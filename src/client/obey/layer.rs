@@ -263,8 +263,9 @@ impl ObeyLayer {
             return Err(ConfigError::new(
                 ConfigErrorKind::NotAnOption,
                 format!(
-                    "a client's own quota {:?} limits requests in flight (\"{}\"), which an ObeyLayer does not: hold a \
-                     place with MemoryLimiter::hold while the request runs, or use tower's ConcurrencyLimit",
+                    "a client's own quota {:?} limits requests in flight (\"{}\"), and an ObeyLayer has no such \
+                     limit: hold a place with MemoryLimiter::hold while the request runs, or use tower's \
+                     ConcurrencyLimit",
                     policy.name(),
                     policy.quota()
                 ),

@@ -190,7 +190,7 @@ impl Visit {
     /// Puts the request back into the line, because the client's own quotas do not admit it before
     /// `until_us`.
     fn wait_until(&mut self, until_us: u64) {
-        debug_assert!(matches!(self.stage, Stage::MayGo(_)), "only a request that may go asks the client's own quotas");
+        debug_assert!(matches!(self.stage, Stage::MayGo(_)), "only a request in stage `MayGo` asks the quotas");
         let Stage::MayGo(number) = self.stage else { return };
         let (turn, deadline_us) = (self.turn, self.deadline_us);
         self.stage = Stage::Waits;
@@ -202,7 +202,7 @@ impl Visit {
     /// pause is already over. If requests did not go back, all requests that wait for the service would
     /// be sent at once after the pause.
     pub(super) fn go(&mut self, now_us: u64) -> bool {
-        debug_assert!(matches!(self.stage, Stage::MayGo(_)), "a request goes only once, and only if it may go");
+        debug_assert!(matches!(self.stage, Stage::MayGo(_)), "a request is sent only once, from the stage `MayGo`");
         let Stage::MayGo(number) = self.stage else { return self.stage != Stage::Waits };
         let (turn, deadline_us) = (self.turn, self.deadline_us);
         let goes = change(&self.line, |line, wakers| {

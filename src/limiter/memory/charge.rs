@@ -92,8 +92,8 @@ impl States {
                 Ok(allowed) => return allowed,
                 Err(NoRoom(key)) => {
                     self.grow_for(key);
-                    // Splits at most as many lines of the table as the set has charges, and then tries the whole set
-                    // again. With fewer splits, each try of a large set would find room for only a few more new keys.
+                    // Splits at most `charges.len()` lines of the table, and then tries the whole set again. With fewer
+                    // splits, each try of a large set would find room for only a few more new keys.
                     self.grow_for_set(charges.len());
                 }
             }
@@ -208,8 +208,8 @@ impl States {
     /// Forgets a key's state under a policy's name, for all quotas of that name.
     pub(super) fn reset(&self, policy: &Policy, key: &Key) {
         if let Decider::Places(_) = policy.quota().decider() {
-            // Raises the counter before the slot is locked, so that a run that begins in this slot later has another
-            // number.
+            // Raises the counter before the slot is locked, so that the next run of held units in this slot gets
+            // another number.
             self.resets.fetch_add(1, Ordering::Relaxed);
         }
         self.queue_refunds.forget(self.fingerprint(policy, key));

@@ -226,7 +226,7 @@ impl States {
             UNNUMBERED => self.arena().quota(block_of(seen.word)),
             version => {
                 let known = self.versions.known().policy(version).map(|policy| *policy.quota());
-                debug_assert!(known.is_some(), "a version is known as long as a state has it in its tag");
+                debug_assert!(known.is_some(), "the version in the tag of a state is known");
                 known
             }
         };

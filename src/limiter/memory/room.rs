@@ -89,16 +89,16 @@ impl States {
         self.note_claim(now);
         let mut read = now;
         for _ in 0..ATTEMPTS {
-            // Each search computes `now` once. So if the growth ends during the search, the search still treats the
-            // slots of states that expired within `KEPT_US` as kept.
+            // Each search computes `now` once. If the growth ends during the search, the slots of states that expired
+            // within `KEPT_US` still count as kept for this search.
             let may_grow = self.table.may_grow();
             let now = if may_grow { read.earlier(KEPT_US) } else { read };
             let mut slots = self.table.candidates(key);
             if is_pinned {
                 let all = slots.clone();
                 slots.retain(|seen| self.pinned_beside(*seen, &all, now) < PINNED_MAX);
-                // While the table grows, a pinned state may take any slot, because this call would otherwise split
-                // all remaining lines and then begin the next growth.
+                // While the table grows, a pinned state may take any slot. Without this rule, this call would split all
+                // remaining lines and then begin the next growth.
                 if slots.is_empty() && self.table.growth() != Growth::Settled {
                     slots = all;
                 } else if slots.is_empty() && !all.is_empty() && !may_grow {
@@ -118,7 +118,7 @@ impl States {
                 continue;
             }
             let moved = self.vacate_one(key, &slots, now);
-            // If `slots` is empty, pinned states occupy all slots that the key could take. The rest of the table may
+            // If `slots` is empty, pinned states occupy all slots that the key could take. Other lines of the table may
             // have room.
             if !slots.is_empty() {
                 self.found_room(moved.is_some());
@@ -172,8 +172,8 @@ impl States {
     pub(super) fn is_free(&self, seen: Seen<'_>, now: Now) -> bool {
         let version = version_of(seen.tag);
         is_expired(seen.word, self.versions.form(version).shift(), now)
-            // If the clock stepped back, the key would otherwise keep its slot until the clock reaches the instant of
-            // the last return again.
+            // Without this condition, a key would keep its slot after the clock stepped back, until the clock reaches
+            // the instant of the last return again.
             || version == HELD_VERSION && is_returned_after(seen.word, now, KEPT_US)
     }
 

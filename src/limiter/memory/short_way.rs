@@ -130,15 +130,15 @@ impl States {
         let unlock = |count| written().take(count).for_each(|(seen, _)| seen.slot.set_word(seen.word));
         for (at, (seen, _)) in written().enumerate() {
             // Another thread has locked or written the slot since this thread read it, or two charges share one state
-            // and this thread has locked the slot for the first of them.
+            // and this thread has locked the slot for the first of the two charges.
             if !seen.try_lock() {
                 unlock(at);
                 return false;
             }
         }
         // A charge changes nothing if it costs 0, or if it is observed and denied. The slot of such a charge is not
-        // locked, so another thread may have written the slot since it was read. But its answer must be right at
-        // the instant at which the set's other slots are written, so the slot must still be as it was read.
+        // locked, so another thread may have written the slot since it was read. But the answer to such a charge must
+        // be right at the instant at which the set's other slots are written, so the slot must be unchanged.
         let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
         let are_as_read = planned.iter().flatten().all(is_as_read);
         if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run, charges)) {

@@ -411,7 +411,7 @@ impl SlotTable {
     /// Returns references to all slots in use, in order. The walk includes slots that come into use during it.
     pub(super) fn all_slots(&self) -> impl Iterator<Item = SlotRef<'_>> {
         let slots = self.slots.iter().skip(self.start).enumerate();
-        // A thread that saw that a moved key has left its old slot also sees the new mask.
+        // A thread that has seen a moved key leave its old slot also sees the new mask.
         slots.take_while(|(at, _)| *at < self.in_use() * SLOTS_PER_LINE).map(|(_, slot)| SlotRef(slot))
     }
 

@@ -138,7 +138,8 @@ impl Versions {
         // `Acquire` pairs with the `Release` in `hand_out`, so a thread that gets a number here also sees the
         // number's form.
         let entry = self.cache[fingerprint as usize % CACHED].load(Ordering::Acquire);
-        // An entry of 0 is empty, because no fingerprint is 0. The mask leaves the bits of the number.
+        // An entry of 0 is empty, because no fingerprint is 0. `!NUMBER_MASK` excludes the bits of the number from the
+        // comparison.
         if (entry ^ fingerprint) & !NUMBER_MASK == 0 { Some((entry & NUMBER_MASK) as u16) } else { None }
     }
 
@@ -150,7 +151,7 @@ impl Versions {
     /// Returns the form of the words of this version.
     #[inline]
     pub(super) fn form(&self, version: u16) -> WordForm {
-        // `Relaxed` suffices, because this thread got the version's number by an `Acquire` load that orders this one
+        // `Relaxed` suffices: this thread got the version's number by an `Acquire` load, which comes before this load
         // (see `cached`).
         WordForm(self.forms[usize::from(version)].load(Ordering::Relaxed))
     }

@@ -254,7 +254,7 @@ impl RedisLimiterBuilder {
     {
         if self.credentials.is_some() || !self.pem.is_empty() {
             return Err(misconfigured(
-                "the connection is the application's, and so are its credentials and certificates",
+                "the application makes this connection, so credentials and certificates are set there",
             ));
         }
         let store = RedisConnections::over(connection, self.settings()?)?;

@@ -211,7 +211,8 @@ impl<S: Store> Inner<S> {
             return (self.drive(parties, deadline).await, 1);
         }
         let count = parties.len();
-        // Separates the parties that have to load values first, so that they do not keep the other parties waiting.
+        // Separates the parties whose next step is to load values, so that these parties do not keep the others
+        // waiting.
         let mut loads = Vec::new();
         for party in &mut parties {
             party.loads_first = true;
@@ -367,8 +368,8 @@ impl<S: Store> Inner<S> {
                         return Err(self.miscounted(loaded.values.len(), keys.len()));
                     }
                     let is_first = self.calls.time.record(trip, loaded.now, None) == TimeUpdate::First;
-                    // Loads again until the time is exact, because a later, more exact answer could otherwise move
-                    // the time of decisions back.
+                    // Loads again until the store's time is known exactly. Otherwise a later, more exact answer could
+                    // move the time of decisions back.
                     narrows += u32::from(is_first || narrows > 0);
                     let is_close = loaded.now.is_none() || trip.answered.saturating_since(trip.sent) <= CLOSE;
                     if narrows == 0 || narrows > NARROWS || is_close || took.saturating_mul(4) > deadline.left() {
@@ -450,8 +451,8 @@ impl<S: Store> Inner<S> {
                 }
             }
             swaps = again;
-            // The first retry is immediate, because other processes may later have written more often than a value's
-            // history remembers.
+            // The first retry is immediate. After a pause, other processes may have written a value more often than the
+            // value's history remembers.
             if let Some(sends) = swaps.iter().map(|(_, decided)| decided.sends).max().filter(|sends| *sends > 1) {
                 self.pause(sends, deadline).await;
             }

@@ -593,8 +593,8 @@ impl AccountState {
         let begins_us = match &self.phase {
             AccountPhase::Idle => self.slot_us,
             AccountPhase::Departs { at_us, .. } => *at_us,
-            // If the body that the answer wakes is not polled, another body polls the answer after the longer of
-            // `time_us` and `BATCH_US`.
+            // The answer wakes one body. If that body is not polled, another body polls the answer after `time_us` or
+            // `BATCH_US`, whichever is longer.
             AccountPhase::Busy { .. } | AccountPhase::Asked { .. } => now_us.saturating_add(time_us.max(BATCH_US)),
         };
         let first = self.line.first().map_or(turn, |(first, _)| first);

@@ -601,7 +601,7 @@ impl IntoRule for Quota {
 )]
 pub trait IntoPlan: Into<Option<usize>> {}
 
-// Without this attribute, the compiler would report that `Into` is missing, instead of the values to return.
+// Without this attribute, the compiler would report a missing `Into`, and would not list the values to return.
 #[diagnostic::do_not_recommend]
 impl<P: Into<Option<usize>>> IntoPlan for P {}
 
@@ -614,7 +614,7 @@ impl<P: Into<Option<usize>>> IntoPlan for P {}
 )]
 pub trait IntoQuota: Into<Option<Quota>> {}
 
-// Without this attribute, the compiler would report that `Into` is missing, instead of the values to return.
+// Without this attribute, the compiler would report a missing `Into`, and would not list the values to return.
 #[diagnostic::do_not_recommend]
 impl<Q: Into<Option<Quota>>> IntoQuota for Q {}
 

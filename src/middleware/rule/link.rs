@@ -107,8 +107,8 @@ impl Rule {
         if self.linked.is_some() {
             return Err(ConfigError::together(
                 policy.name(),
-                "a rule has either a block or a meter: a request beyond its quota is refused, which a block counts, or \
-                 is charged to the meter; use two rules",
+                "a rule has either a block or a meter: a block counts the requests that are refused beyond the quota, \
+                 and a meter is charged for such requests instead; use two rules",
             ));
         }
         if self.choose.is_none() && self.policies.len() > usize::from(u8::MAX) {

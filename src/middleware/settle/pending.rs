@@ -157,7 +157,8 @@ impl<L: Limiter> Drop for OpenTicket<L> {
         while self.copies.is_some() || !self.open.is_empty() || !self.to_settle.is_empty() {
             contained(|| self.settle_rest());
         }
-        // Ends the strikes only after the charges are returned, because a refusal in between would promise a wait.
+        // Ends the strikes only after the charges are returned. Otherwise a refusal in between would promise a wait
+        // that depends on strikes that are about to be refunded.
         self.end_strikes();
     }
 }

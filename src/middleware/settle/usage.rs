@@ -111,7 +111,7 @@ impl Usage {
             UNSTATED => Some(units(None).min(MOST)),
             said => Some(units(Some(said)).min(MOST)),
         };
-        // Settles every rule, even if an earlier one was already settled.
+        // Settles every rule, even if an earlier rule was already settled.
         self.0.iter().fold(false, |in_time, item| {
             item.stated.fetch_update(Ordering::AcqRel, Ordering::Acquire, state).is_ok() | in_time
         })

@@ -20,7 +20,7 @@ pub(super) fn cost_of(spec: &CostSpec) -> impl Fn(&Head<'_>) -> u64 + Send + Syn
             // The largest of several values counts, because a client may add a value of its own before the gateway's.
             head.headers.get_all(name).iter().map(units).max().unwrap_or(1)
         }
-        // A reservation is a number of units, or takes the number of a header.
+        // `Reserved` never gets here, because `taken_first` returns the units or the header inside it.
         CostSpec::ContentLength | CostSpec::Reserved(_) => content_length(head).unwrap_or(u64::MAX),
     }
 }

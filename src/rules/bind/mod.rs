@@ -90,7 +90,7 @@ impl Binder<'_, '_> {
             // Refuses the rename instead of following it to the first name, because a process that starts with this
             // file could not know the first name.
             let message = format!(
-                "what clients used under `{}` is stored as `{first}`, its first name: write `was: {first}`",
+                "the usage of `{}` is stored under the rule's first name, `{first}`: write `was: {first}`",
                 old.value
             );
             self.problems.add(RulesErrorKind::Name, old.position, message);
@@ -156,8 +156,8 @@ impl Binder<'_, '_> {
     /// Makes a rule with several quotas. The states of a quota are stored by the index of the quota in the list, so
     /// that the usage is kept when the quota changes.
     fn rule_of_all(&mut self, position: Position, name: &str, stored: &str, quotas: &[At<Quota>]) -> Option<Rule> {
-        // The texts of the file's quotas name the policies. These texts do not include the room that the states need,
-        // so the quotas with that room are put into the policies afterwards.
+        // The policies are named after the quotas of the file, which do not include the room that the states need. The
+        // quotas with that room are put into the policies afterwards.
         let mut roomy = Vec::with_capacity(quotas.len());
         for (at, quota) in quotas.iter().enumerate() {
             let stored = if at == 0 { stored.to_owned() } else { format!("{stored}-quota-{}", at + 1) };
@@ -212,7 +212,7 @@ impl Binder<'_, '_> {
         let taken = self.stored.take(stored, capacity, position.line);
         let problem = |line: usize| {
             let message = format!(
-                "what clients used is stored as `{stored}`, and the rule in line {line} stores it under the same name"
+                "this rule's usage is stored as `{stored}`, which is also the stored name of the rule in line {line}"
             );
             self.problems.add(RulesErrorKind::Name, position, message);
         };

@@ -24,8 +24,8 @@ pub(in crate::rules) fn operate(bound: &mut Bound, settings: &FleetRuleSettings,
             bound.override_quota(overrides);
         }
     }
-    // A rule of plans with an override now has one policy instead of the policies of its plans, so the policies of
-    // later rules get other indexes.
+    // An override gives a rule of plans one policy instead of the policies of its plans, so the policies of later rules
+    // get other indexes.
     let mut first = 0;
     let rules = std::mem::take(&mut bound.rules).into_iter().map(|rule| {
         let rule = rule.behind(first);

@@ -292,7 +292,7 @@ impl ClusterState {
         }
         debug_assert!(
             matches!(self.target.kind, TargetKind::Cluster(_)),
-            "the cluster was started with the URL of a cluster"
+            "`Cluster::start` refuses a URL that does not name a Redis Cluster"
         );
         let TargetKind::Cluster(seeds) = &self.target.kind else { return Ok(()) };
         let replicas = slots.replicas.into_iter().filter(|replica| !seeds.contains(replica));

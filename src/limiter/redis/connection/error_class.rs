@@ -102,8 +102,8 @@ impl CallFailure {
         Self {
             cause: Cause::Answer,
             error: misconfigured(format!(
-                "the certificate of Redis at {server} is not trusted; tls_authorities(…) or, with TLS by rustls, \
-                 SSL_CERT_FILE may name its authority's certificate: {words}"
+                "the certificate of Redis at {server} is not trusted; name its authority's certificate with \
+                 tls_authorities(…) or, with TLS by rustls, in SSL_CERT_FILE: {words}"
             )),
         }
     }

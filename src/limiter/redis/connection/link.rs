@@ -195,8 +195,8 @@ impl Link {
         slot: SlotState,
     ) -> Result<RedisReply, CallFailure> {
         let address = std::ptr::from_ref(call.script).addr();
-        // Reads `has_run` before the call, because another of the first calls may be answered before this call learns
-        // that the server did not know the script.
+        // Reads `has_run` before the call. While this call is under way, another of the first calls may set `has_run`,
+        // and then it would look as if the server had forgotten the script.
         let had_run = self.has_run.load(Ordering::Relaxed) == address;
         match self.evaluate("EVALSHA", &call.script.sha, call, until, slot).await {
             Err(CallFailure { cause: Cause::NoScript, .. }) => {
@@ -550,8 +550,8 @@ impl Link {
     /// Reports the server as dead: to observers, and to the tasks that look for this server and for others.
     fn report_dead(&self, error: &RedisError) {
         lock(&self.down_because).get_or_insert_with(|| error.clone());
-        // A server that has left is not reported as down: calls that were under way still fail, but nothing would
-        // report the server's return.
+        // A server that is no longer watched is not reported as down. Calls that were under way still fail, but nothing
+        // would report that the server is back.
         if !self.is_retired.load(Ordering::SeqCst) && !self.is_reported_down.swap(true, Ordering::SeqCst) {
             self.events.report_down(&self.address, error);
             if self.is_retired.load(Ordering::SeqCst) {

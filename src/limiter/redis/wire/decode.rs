@@ -185,8 +185,8 @@ impl Reader<'_> {
             decisions.iter_mut().for_each(ChargeDecision::untaken);
         }
         if !allowed {
-            // A charge that its own quota allows is reported with the units that are left. For states that are lists,
-            // the script has already written the number of units that are left.
+            // A charge that its own quota allows is reported with the units that are left. If the state is a list, the
+            // script's reply already has the number of units that are left.
             for ((charge, found), decision) in charges.iter().zip(&states).zip(&mut decisions) {
                 if !decision.is_allowed() || charge.outlives_refusal() {
                     continue;
@@ -200,8 +200,8 @@ impl Reader<'_> {
                 }
             }
         }
-        // The receipt of held units has numbers of this limiter's own: the units that were taken, and whether the row
-        // is missing.
+        // In a receipt of held units, the numbers have a meaning of their own: the units that were taken, and whether
+        // the row is missing.
         for (found, decision) in states.iter().zip(&mut decisions) {
             if let Some(FoundState::Held(_, notes)) = found {
                 let taken = decision.taken();
@@ -233,7 +233,7 @@ impl Reader<'_> {
             (StateKind::Whole, _) => Pair { at, n: 0 },
             (StateKind::Block, _) => {
                 let (span_us, counts) = (self.whole()?, self.whole()?);
-                // Numbers that no block can have count as no state.
+                // Treats numbers that no block can have like a missing state.
                 let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
                 Pair { at, n: if is_ours { block::pack(block::BlockParts { span_us, counts }) } else { u64::MAX } }
             }

@@ -58,7 +58,7 @@ impl StateKind {
             Decider::Pair(PairDecider::Block(_), _) => Self::Block,
             Decider::Pair(PairDecider::Meter(_), _) => Self::Meter,
             Decider::Places(_) => Self::Places,
-            // Each sub-window can hold the maximum number of units, and there can be as many denied units as the limit.
+            // Each sub-window can hold up to `most` units, and the number of denied units can reach the limit.
             Decider::EntryLog(log) => match log.most().checked_mul(u64::from(quota.spec().buckets) + 2) {
                 Some(total) if total < 1 << 32 => Self::Narrow,
                 _ => Self::Wide,

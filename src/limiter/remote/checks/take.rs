@@ -24,8 +24,8 @@ impl<B: Backend> Checks<B> {
         if let Some(error) = self.refuses(charges) {
             return Reply::Now(Err(error));
         }
-        // All charges of a set with a charge on refusal go to the store together, each time, because a charge on
-        // refusal counts the refusal of its set.
+        // A set with a charge on refusal always goes to the store as a whole, because the charge on refusal counts the
+        // refusals of its set.
         let is_paired = charges.iter().any(|charge| matches!(charge.effect, Effect::OnRefusal { .. }));
         if let Some(refusal) = (!is_paired).then(|| self.denials.refusal(charges)).flatten() {
             self.report_answered_locally();

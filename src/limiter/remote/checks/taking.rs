@@ -89,8 +89,8 @@ impl<B: Backend> Receiver<Answer<B::Error>, B::Error> for PendingTake<B> {
         let is_repeated = matches!(answer, Ok(Answer::Repeated(_)));
         let UnsettledTake { checks, set } = &mut owed;
         let answered = checks.put_answer(set, answer);
-        // Only a denial of a set that was decided in one step is remembered, because otherwise the units that another
-        // caller's set took may be refunded at any moment.
+        // Remembers a denial only if the set was decided in one step. Otherwise the set of another caller may have
+        // taken the missing units for a moment and may refund them.
         let is_noted = is_alone && matches!(answered, Ok(true));
         for pending in set.iter().filter(|_| answered.is_ok()) {
             debug_assert!(pending.decision.is_some(), "a request that was answered has a decision for each charge");

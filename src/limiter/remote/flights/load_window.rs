@@ -247,7 +247,7 @@ impl LoadWindow {
                 self.alone = moved(self.alone, finding.alone, 3).max(1);
                 // A store may work in turns, and answer all calls of a turn at the turn's end. A call with a small
                 // window is sent right after an answer, at the beginning of a turn, but a call with a whole window is
-                // sent at any time. Therefore a phase sometimes shows only half of the time that other processes
+                // sent at any time. Therefore a phase sometimes measures only half of the delay that other processes
                 // cause.
                 let part = if self.others_make_long { 3 } else { 2 };
                 let has_a_chance = self.alone < deadline + 2 * self.spread;
@@ -256,8 +256,8 @@ impl LoadWindow {
         }
         let is_measured = sent.phase.is_some() && is_long && self.alone > 0;
         if sent.flights <= 1 && !is_measured {
-            // A slow call may have waited for the calls of other processes. If slow calls counted, processes
-            // that fill a store together would mistake their own waits for the store's distance.
+            // A slow call may have waited for the calls of other processes. If slow calls counted in full, processes
+            // that together fill a store would take their waits for the time of a lone call.
             self.alone = if self.alone == 0 { took } else { took.min(moved(self.alone, took, 32)).max(1) };
         }
     }

@@ -405,9 +405,9 @@ impl<F: RemoteStore> Lane<F> {
             self.window.record_limit();
             return false;
         }
-        // A flight in the second half of the allowed flights must carry three times as many requests as the other
-        // flights do on average. Without this rule, single requests would use up all flights, and the next requests
-        // would wait for a whole call.
+        // If half of the allowed flights are under way, the next flight must be full, or carry at least three times the
+        // average number of requests of these flights. Without this rule, single requests would use up all flights, and
+        // the next requests would wait for a whole call.
         let is_second_half = most.calls == Calls::Pipelined && flights >= (calls / 2).max(CALLS_MIN);
         !is_second_half || waiting >= (3 * self.units / flights).min(most.units as u64)
     }

@@ -276,7 +276,8 @@ impl Lease {
     }
 
     fn rest(self, policy: &Policy, key: &Key) -> Option<Refund> {
-        // The rest keeps the receipt's instant, because a lease's last units drain when the whole lease has drained.
+        // The unused units are the last of the lease. The last units drain when the whole lease has drained, so their
+        // receipt has the instant of the lease's receipt.
         (self.left > 0).then(|| Refund::new(policy.clone(), key.clone(), self.receipt.split(self.left)))
     }
 }

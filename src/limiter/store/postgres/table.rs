@@ -87,13 +87,13 @@ impl PostgresTable {
                 StoreErrorKind::Misconfigured,
                 format!(
                     "{name:?} cannot be the name of a table: use at most {NAME_MAX} lowercase letters, digits and \
-                     underscores, with a schema and a dot before it if need be"
+                     underscores, optionally after a schema and a dot"
                 ),
             ));
         }
         // The name is quoted, because it may be a keyword of SQL.
         let name = parts.iter().map(|part| format!("\"{part}\"")).collect::<Vec<_>>().join(".");
-        // PostgreSQL evaluates this subquery once, and even if there is no row yet.
+        // PostgreSQL evaluates this subquery exactly once, even if there is no row yet.
         let wait = format!("(SELECT set_config('lock_timeout', '{}', true)) IS NOT NULL", max_lock_wait.as_millis());
         Ok(Self {
             load: format!(
