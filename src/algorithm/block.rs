@@ -3,9 +3,9 @@
 //! # 1 Definition and laws
 //!
 //! Units taken are strikes. A key's strikes are counted in a window of one period that begins with the first strike.
-//! The strike that reaches `limit` closes the key for the block's length. Then the count begins again. A block that
-//! begins while the previous block is remembered is longer by the factor, up to the longest length. The key is free
-//! again at exactly `begin + length`.
+//! The strike that reaches `limit` closes the key for the block's length. Then the count begins again. If a
+//! block begins while earlier blocks are remembered, the new block's length is multiplied by the factor once
+//! for each remembered block, up to the longest length. The key is free again at exactly `begin + length`.
 //!
 //! A block admits exactly `limit` units at once for a key at rest, and none for a closed key. In any interval a
 //! block admits at most `limit · (2 + n)` units, where `n` is the interval divided by the shorter of period and
@@ -24,29 +24,30 @@
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the instant at which the state is forgotten, and a number with four parts (see [`pack`]). The parts are
-//! how many blocks are remembered, a flag, the strikes counted, and a span.
+//! A [`Pair`]: the instant at which the state is forgotten, and a number with four parts (see [`pack`]). The
+//! parts are the number of remembered blocks, a flag, the number of strikes, and a span.
 //!
 //! * Fewer strikes than the limit: the key is open, and these strikes count. The span is the time between the end
 //!   of the window and the instant at which the blocks are forgotten. The flag is set if the blocks are forgotten
 //!   after the window's end.
-//! * The limit or more: these strikes closed the key. The state's instant is the block's end plus the time for which a
-//!   block is remembered. The span is the time between the end of the block and the end of the window in which the
-//!   strikes counted. The flag is set if the window ends after the block. The length of the block follows from the
-//!   number of remembered blocks, because the quota itself began the block.
+//! * At least as many strikes as the limit: these strikes closed the key. The state's instant is the block's
+//!   end plus the time for which a block is remembered. The span is the time between the end of the block and
+//!   the end of the window in which the strikes counted. The flag is set if the window ends after the block.
+//!   The length of the block follows from the number of remembered blocks, because the quota itself began the
+//!   block.
 //! * No strikes: the key is closed, and only time or a reset opens it. The state's span is the length of the
-//!   block. An operator closed the key by hand for a time, another quota closed it, or more strikes closed it
-//!   than a state counts.
+//!   block. A key has this state if an operator closed it by hand for a time, if another quota closed it, or if
+//!   it was closed by more strikes than a state can count.
 //!
 //! If the clock steps back, a closed key waits longer by at most the length of its block.
 //!
 //! # 4 Refunds
 //!
 //! A receipt holds the end of the window in which its strikes counted, and the blocks that were remembered before them.
-//! A refund subtracts the receipt's strikes while their window lasts. A refund also subtracts the strikes after their
-//! window, while the key is closed by a block that the strikes of this window began. If fewer strikes than the limit
-//! are left, the block is undone and the key is open. The strikes that are left count until the end of their window.
-//! The blocks before the undone block are remembered as they were.
+//! A refund subtracts the receipt's strikes while their window lasts. After the window, a refund subtracts the
+//! strikes only while the key is closed by a block that the strikes of this window began. If fewer strikes than
+//! the limit are left, the block is undone and the key is open. The strikes that are left count until the end
+//! of their window. The blocks before the undone block are remembered as they were.
 //!
 //! So a refund undoes only what its own strikes did. While the window lasts, strikes beyond the limit also count.
 //! Strikes beyond the limit come from operators, or from denied requests if the quota counts these. After the
@@ -67,8 +68,8 @@ pub(crate) const STRIKES_MAX: u64 = (1 << STRIKE_BITS) - 1;
 
 pub(crate) const SPAN_BITS: u32 = 45;
 const STRIKE_BITS: u32 = 12;
-/// The most blocks that a state counts as remembered. A block after these is as long as the last of
-/// them.
+/// The most blocks that a state counts as remembered. All further blocks are as long as the last block that is
+/// counted.
 const LEVEL_MAX: u64 = 63;
 const _: () = assert!(PERIOD_US_MAX < 1 << SPAN_BITS && SPAN_BITS + STRIKE_BITS + 1 + 6 == u64::BITS);
 const _: () = assert!(SPAN_BITS + 1 + 6 <= 53, "an `f64` represents a receipt's number exactly");
@@ -143,8 +144,9 @@ impl Block {
         Layout::Pair
     }
 
-    /// Returns the state of another block as one of this block, and whether that moved an instant or closed the key. A
-    /// closed key stays closed until the instant at which the other block ends.
+    /// Converts the state of another block's quota into a state of this quota. Also returns whether the
+    /// conversion moved an instant or closed the key. A closed key stays closed until the instant at which the
+    /// other block ends.
     pub(super) fn adopt(&self, other: &Self, state: Pair, now: u64) -> (Option<Pair>, bool) {
         let mut view = other.view(Some(state), now);
         let mut moved = view.moved;
@@ -288,7 +290,8 @@ impl Block {
         pack(BlockParts { span_us: view.forget.abs_diff(end), counts })
     }
 
-    /// Returns the view without the block that the strikes of this receipt closed, with the strikes that are left.
+    /// Returns the view without the block that this receipt's strikes began, and with the strikes that are
+    /// left.
     fn reopened(&self, now: u64, left: CountedStrikes, own: Pair) -> BlockView {
         let BlockParts { span_us, counts } = unpack(own.n);
         let forget = if counts & 1 == 1 { own.at + span_us } else { own.at.saturating_sub(span_us) };
@@ -452,8 +455,8 @@ impl PairAlgorithm for Block {
         unpack(state.n).span_us <= PERIOD_US_MAX
     }
 
-    /// Whether the state lies further ahead than any block could. A block that was made by hand may be longer
-    /// than the quota's own blocks. A block that was made by hand is clamped to its own length.
+    /// Whether the state lies further ahead than any block can put it. A block that was made by hand may be
+    /// longer than the quota's own blocks. A block that was made by hand is clamped to its own length.
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         state.at.saturating_sub(now) > PERIOD_US_MAX + self.lasting.memory_us
     }

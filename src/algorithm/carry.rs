@@ -83,14 +83,14 @@ impl Decider {
         (kept, fit)
     }
 
-    /// Returns whether the states are entries with their dates, or two dated counters.
+    /// Returns whether the states consist of dated entries or of two dated counters.
     fn is_dated(&self) -> bool {
         matches!(self, Self::EntryLog(_) | Self::Pair(PairDecider::TwoCounterWindow(_), _))
     }
 }
 
 impl PairDecider {
-    /// Moves a state back that lies further ahead of `now` than this quota can put a state.
+    /// Moves a state back if it lies further ahead of `now` than this quota can put a state.
     pub(crate) fn brought_back(&self, state: Pair, now: u64) -> Option<Pair> {
         self.get().take_over(&self.get().carried(state, now, false), now)
     }

@@ -1,4 +1,4 @@
-//! The states of sliding windows and logs: dated entries, each of which counts no more from some instant on.
+//! The states of sliding windows and logs: dated entries, each of which stops counting at some instant.
 //!
 //! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. The entry counts in
 //! full until `start + period`. After `start + period`, the edge of the trailing period passes over the

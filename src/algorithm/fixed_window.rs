@@ -116,9 +116,8 @@ impl FixedWindow {
         }
     }
 
-    /// Returns the window that counts the units of another quota. The returned window is the first that
-    /// does not end before the last of the units is freed, and that ends at least a whole window after
-    /// the units were taken.
+    /// Returns the window that counts the units of another quota. The returned window is the first window that
+    /// ends no earlier than the last unit is freed, and at least a whole window after the units were taken.
     fn calendar_to_hold(calendar: &CalendarWindows, carried: &Carried, now: u64) -> CalendarWindow {
         let open = calendar.at(now);
         let taken = carried.taken().unwrap_or(now).min(now);
@@ -229,7 +228,8 @@ impl PairAlgorithm for FixedWindow {
         self.limit + self.debt
     }
 
-    /// The longest time from now after which units of another quota may be freed.
+    /// If units of another quota are freed later than this time from now, even a denied charge writes the
+    /// converted state.
     fn longest_us(&self, now: u64) -> u64 {
         self.calendar.map_or(2 * self.period_us, |calendar| calendar.after(calendar.at(now)).end - now)
     }

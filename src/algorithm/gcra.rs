@@ -35,7 +35,7 @@
 //!
 //! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now is not a state.
 //! If the clock stepped back, the instant may lie too far ahead of now. An instant that lies too far ahead is
-//! clamped to the capacity and the allowed debt together.
+//! clamped to the sum of the capacity and the allowed debt.
 
 use std::fmt::Debug;
 use std::ops::{Add, Sub};
@@ -261,9 +261,9 @@ impl<N: Parts> Gcra<N> {
         ChargeDecision::found(self.burst, remaining, backlog.ceil_us(), window_us, retry_us)
     }
 
-    /// Returns the time in microseconds after which a request departs from a queue. The request departs as soon as
-    /// no more of the backlog that it met is left than may pass at once. Also returns the number of units that depart
-    /// before the request.
+    /// Returns the time in microseconds after which a request departs from a queue. The request departs when
+    /// the backlog that it met has drained to the number of units that may pass at once. Also returns the
+    /// number of units that depart before the request.
     #[inline(never)]
     fn delay(&self, met: Span<N>, cost: u64, delay_after: u64) -> (u64, u64) {
         // The charge passes at once if at most `delay_after` units are ahead of its last unit.

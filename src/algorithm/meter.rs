@@ -117,7 +117,8 @@ impl PairAlgorithm for Meter {
         u64::MAX
     }
 
-    /// The longest time from now after which units of another quota may be freed.
+    /// If units of another quota are freed later than this time from now, even a denied charge writes the
+    /// converted state.
     fn longest_us(&self, _now: u64) -> u64 {
         2 * self.retention_us
     }

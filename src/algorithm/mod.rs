@@ -41,7 +41,7 @@ pub(crate) use state::{
 #[cfg(test)]
 pub(crate) use used::Used;
 
-/// Decides by a quota: the quota's algorithm with its numbers computed in advance.
+/// Decides about charges of a quota: an algorithm, with the quota's numbers computed in advance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Decider {
     Pair(PairDecider, Layout),

@@ -67,7 +67,8 @@ impl TakeMode {
 ///
 /// All of it is pure. `now` is at most [`CLOCK_US_MAX`](crate::base::time::CLOCK_US_MAX).
 pub(crate) trait PairAlgorithm {
-    /// Returns the decision for `cost` and the state to write. A forced charge is always admitted, into debt.
+    /// Returns the decision for `cost` and the state to write. A forced charge is always admitted, if necessary
+    /// into debt.
     fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition;
 
     /// Returns the decision for a charge that is taken as `how` says, and the state to write.
@@ -94,10 +95,11 @@ pub(crate) trait PairAlgorithm {
     /// the state back. The state is ahead if the clock stepped back, or if `now` was read before the state.
     fn is_clamped(&self, state: Pair, now: u64) -> bool;
 
-    /// Returns whether a decision at `now` would begin a new count, although this state, or an expired state, still
-    /// counts at an earlier instant. If a decision would begin a new count, the clock has to be read after the state.
-    /// If the clock were read first and then stepped back, units that still count would be forgotten. A bucket
-    /// forgets nothing, because the instant at which it is empty only moves ahead.
+    /// Returns whether a decision at `now` would begin a new count although an old count, in this state or in
+    /// an expired one, would still count at an earlier instant. If a decision would begin a new count, the
+    /// clock has to be read after the state. If the clock were read first and then stepped back, units that
+    /// still count would be forgotten. A bucket forgets nothing, because the instant at which it is empty only
+    /// moves ahead.
     #[inline(always)]
     fn counts_anew(&self, _state: Option<Pair>, _now: u64) -> bool {
         false

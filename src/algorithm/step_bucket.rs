@@ -193,7 +193,8 @@ impl PairAlgorithm for StepBucket {
         self.burst + self.debt
     }
 
-    /// The longest time from now after which units of another quota may be freed.
+    /// If units of another quota are freed later than this time from now, even a denied charge writes the
+    /// converted state.
     fn longest_us(&self, _now: u64) -> u64 {
         (self.burst + self.debt).div_ceil(self.tokens.max(1)).saturating_mul(self.tick_us)
     }

@@ -129,16 +129,17 @@ impl Carried {
 
     /// Returns the instant until which all units count in a window of one period. The returned instant is one
     /// period after the last unit was taken, and at most a period from now. If the units would have been freed
-    /// within a period from now, the returned instant is no earlier than the instant of their freeing.
+    /// within a period from now, the returned instant is no earlier than the instant at which they would have
+    /// been freed.
     pub(super) fn until(&self, now: u64, period_us: u64) -> u64 {
         let taken = self.taken().unwrap_or(now).min(now);
         (taken + period_us).max(self.back().min(now + period_us))
     }
 
     /// Returns the entries as the new quota counts them, the oldest first. The returned entries keep at most the
-    /// newest `most` units, and at most `each` units in one entry. Not each entry is
-    /// rounded up, but each sum: of the newest entry, of the two newest entries, and so on. So after older entries have
-    /// expired, the sum of the remaining entries is rounded up only once.
+    /// newest `most` units, and at most `each` units in one entry. Sums are rounded up, not single entries: the
+    /// newest entry, the sum of the two newest entries, and so on. So after older entries have expired, the sum
+    /// of the remaining entries is rounded up only once.
     pub(super) fn scaled(&self, entries: &[(u64, u64)], most: u64, each: u64) -> Vec<(u64, u64)> {
         let (mut sum, mut before) = (0_u64, 0);
         let mut scaled: Vec<(u64, u64)> = Vec::new();

@@ -175,7 +175,7 @@ impl<L: Limiter> Meters<L> {
         Ok(decision.charges().first().map_or(0, |told| told.limit().saturating_sub(told.remaining())))
     }
 
-    /// Subtracts `units` from the count of a key. Units that were counted after `units` was read stay.
+    /// Subtracts `units` from the count of a key. The units that were counted after `units` was read are kept.
     ///
     /// # Errors
     /// Returns the limiter's error.

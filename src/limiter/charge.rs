@@ -65,8 +65,8 @@ impl<'a> Charge<'a> {
         self
     }
 
-    /// Sets the request's number among those that wait in line, which it got when it joined. Requests with later
-    /// numbers do not hold this request back.
+    /// Sets the number that the request got when it joined its line. Requests with later numbers do not hold
+    /// this request back.
     #[must_use]
     pub(crate) fn arrived(mut self, number: u64) -> Self {
         self.arrival = Arrival::of(number);

@@ -33,9 +33,9 @@ use crate::store_load::StoreLoad;
 ///   keeps to all or nothing.
 /// * **A denied set changes nothing.** The exceptions are quotas that
 ///   [count denied](crate::Quota::count_denied) requests, and charges
-///   [on refusal](crate::limiter::Effect::OnRefusal). Both are written in the same step as the decision, or
-///   right after it if the limiter is `Compensated`. If the set is denied, a charge that its own quota allows
-///   is reported with the state of its quota, and nothing is taken.
+///   [on refusal](crate::limiter::Effect::OnRefusal). These exceptions are written in the same step as the
+///   decision, or right after the decision if the limiter is `Compensated`. If the set is denied but the quota
+///   of a charge allows that charge, the answer reports the state of this quota, and nothing is taken.
 /// * **The answer** has one [`ChargeDecision`] for each charge, in order, and a receipt for each charge that
 ///   took something. The charges of a set are for different (policy, key) pairs, because the caller adds up
 ///   the charges for equal pairs. If two charges of a set have an equal pair, the limiter may answer
@@ -112,8 +112,8 @@ pub trait Limiter: Send + Sync + 'static {
     /// Asks whether the limiter can decide now, for a readiness probe. By default `probe` returns `Ok` and
     /// asks nothing.
     ///
-    /// The limiters of this crate that have a store ask it to decide a check of a key that only probes use, at most
-    /// once a second. So a probe succeeds again after the store recovers, even without requests, and fails if the
+    /// A limiter of this crate with a store sends the store a check of a key that only probes use, at most once
+    /// a second. So a probe succeeds again after the store recovers, even without requests, and fails if the
     /// store cannot write. An [overload](Self::is_overload) of this process is not an error. A
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if both of its limiters do.
     ///
@@ -126,13 +126,13 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Checks whether this limiter can keep the states of a quota. By default a limiter can keep the states
     /// of all quotas except [concurrency limits](Quota::concurrent), whose units come back only by refunds. A
-    /// limiter whose store outlives the process supports concurrency limits only if it returns the units of a
-    /// process that dies.
+    /// limiter whose store outlives the process supports concurrency limits only if the limiter returns the
+    /// units of a process that dies.
     ///
     /// The layer's `check()` reports a quota that its limiter does not support, and the conformance suite skips
-    /// it. A limiter that gets a charge under an unsupported quota anyway returns its error or denies the
-    /// charge. A limiter may ignore only a [wait in line](Quota::max_wait). A limiter without lines may decide
-    /// as if the quota had no wait, because the layer lets requests wait.
+    /// such a quota. A limiter that gets a charge under an unsupported quota anyway returns an error or denies
+    /// the charge. A limiter may ignore only a [wait in line](Quota::max_wait). A limiter without lines may
+    /// decide as if the quota had no wait, because the layer lets requests wait.
     ///
     /// # Errors
     /// Returns an error if the limiter does not support the quota. The error says why, and what to
@@ -147,8 +147,8 @@ pub trait Limiter: Send + Sync + 'static {
         &NoHooks
     }
 
-    /// Returns whether this limiter failed because this process asks for more than the process can carry, and
-    /// not because its store failed. By default `false`.
+    /// Returns whether `error` comes from an overload of this process, and not from a failure of the limiter's
+    /// store. By default `false`.
     ///
     /// A client can cause an overload with many requests at once, so [`OnError::Allow`](crate::OnError::Allow) does
     /// not let a request pass if its check failed because of an overload.

@@ -2,7 +2,8 @@
 //!
 //! The limiter gives each admitted request a departure of its own, a *slot*. Requests of one policy, key and cost
 //! wait in one line: the first waiter has the first slot, the second waiter the second. If a waiter leaves, all
-//! behind it move up by one and the last slot becomes free. So the slots of a line change only at its ends.
+//! waiters behind it move up by one, and the last slot becomes free. So the slots of a line change only at its
+//! ends.
 //!
 //! The limiter accepts the refund of a slot only while no later slot is taken. So the free slots of a line are
 //! refunded newest first, by one thread at a time: a request that leaves meanwhile hands its slot to the thread that
@@ -50,7 +51,7 @@ struct Departures {
 
 #[derive(Debug, Default)]
 struct DepartureLine {
-    /// The slots, sorted by departure. The first slots belong to the waiters, one to each; the others are
+    /// The slots, sorted by departure. The first slots belong to the waiters, one to each; the other slots are
     /// free.
     slots: VecDeque<Slot>,
     waiters: WaitList<()>,

@@ -68,8 +68,8 @@ pub(crate) fn outlives_refusal(charges: &[impl Effective], at: usize, denied: bo
     }
 }
 
-/// Returns whether the charge at index `at` of a denied set is reported with the unchanged state of its
-/// quota, because that quota allows it and nothing is written.
+/// Returns whether a denied set reports the unchanged state of a quota for the charge at index `at`: the quota
+/// allows the charge, and nothing is written.
 pub(crate) fn stands(charges: &[impl Effective], at: usize, denied: bool) -> bool {
     !denied && !outlives_refusal(charges, at, denied)
 }

@@ -27,7 +27,7 @@ use crate::quota::Quota;
 /// The second limiter is asked with every quota divided by the number of processes
 /// ([`Quota::share`](crate::quota::Quota::share)), because each process then counts for itself. While the
 /// first limiter is away, all processes together admit in each period at most the quota, or one unit for each
-/// process if that is more. The units that the first limiter had admitted before come on top.
+/// process if that is more. The units that the first limiter had admitted before are not part of this maximum.
 ///
 /// The second limiter is also asked when a burst [overloads](Limiter::is_overload) the first. Such a burst
 /// may get the second limiter's share of each quota, on top of the units that the first admits.

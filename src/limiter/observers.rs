@@ -10,7 +10,7 @@ use crate::outcome::Observer;
 /// limiter down.
 const OBSERVERS_MAX: usize = 32;
 
-/// The observers of a limiter: the one of its builder, and those of its layers. The observers are read
+/// The observers of a limiter: the builder's observer, and the observers of the layers. The observers are read
 /// without a lock.
 pub(crate) struct Observers(Box<[OnceLock<Arc<dyn Observer>>]>);
 
@@ -21,8 +21,8 @@ impl Default for Observers {
 }
 
 impl Observers {
-    /// Adds an observer, unless it was added before or the limiter has [`OBSERVERS_MAX`]. Returns whether the
-    /// observer is new.
+    /// Adds an observer, unless it was added before, or the limiter already has [`OBSERVERS_MAX`] observers.
+    /// Returns whether the observer is new.
     pub(crate) fn add(&self, observer: &Arc<dyn Observer>) -> bool {
         let identity = observer.identity();
         for place in &self.0 {
@@ -42,8 +42,8 @@ impl Observers {
         self.iter().next().is_none()
     }
 
-    /// Reports an event to each observer, even if another observer panics. After that, the first panic
-    /// continues.
+    /// Reports an event to each observer, even if another observer panics. After all observers have the event,
+    /// the first panic continues.
     pub(crate) fn report(&self, event: &LimiterEvent) {
         event.log();
         let report =

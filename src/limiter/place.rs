@@ -79,8 +79,8 @@ impl fmt::Debug for Place {
     }
 }
 
-/// The units that a request holds, for each of its charges. The units that are left are returned when this value is
-/// dropped.
+/// The units that a request holds, for each of its charges. The units that are still held are returned when
+/// this value is dropped.
 pub(crate) struct HeldPlaces<L: Limiter> {
     limiter: L,
     observer: Option<Arc<dyn Observer>>,

@@ -1,8 +1,8 @@
 //! The requests that wait in line for units of concurrency limits.
 //!
-//! The lines belong to the limiter, because units come free in all of its layers, in handlers and in places
-//! that are held by hand. Layers with different timers share the lines, so the lines have no timer. In the
-//! other lines of this crate, time decides when a waiter may go, see `ask_lines.rs` and `departures.rs`. A
+//! The lines belong to the limiter, because units come free in all layers of the limiter, in handlers, and in
+//! places that are held by hand. Layers with different timers share the lines, so the lines have no timer. In
+//! the other lines of this crate, time decides when a waiter may go, see `ask_lines.rs` and `departures.rs`. A
 //! line is for one policy's name and one key. A line exists only while a request waits in it.
 //!
 //! Nothing is taken for a request that waits. When units of a key may have come free, the first request of the key's
@@ -11,18 +11,18 @@
 //!
 //! # No lost wake
 //!
-//! A limiter that does not hold one lock for everything must read whether requests wait *after* it has locked a
-//! state. A request that has joined a line asks again in a way that locks the state too. If two threads lock one
-//! state, the second sees the changes of the first. So either the request sees the free units, or the thread that
+//! A limiter without one lock for everything must lock the state *before* it reads whether requests wait. A
+//! request that has joined a line asks again in a way that locks the state too. If two threads lock one state,
+//! the second sees the changes of the first. So either the request sees the free units, or the thread that
 //! freed them sees the request.
 //!
 //! # Lines of many processes
 //!
 //! If a store counts the units of many processes, no request is woken when another process returns units. So the
 //! first request of each line asks again after a while, see [`Polls`]. Each call names the time for which the request
-//! has waited, see [`standing`](PlaceLines::standing), and the store serves the request that has waited longest. When
-//! the last request has left a line without units, the process tells the store, so that the store reserves nothing
-//! for it.
+//! has waited, see [`standing`](PlaceLines::standing), and the store serves the request that has waited
+//! longest. If the last request of a line leaves without units, the process tells the store, so that the store
+//! reserves nothing for that request.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -68,11 +68,12 @@ pub struct PlaceLines(Arc<SharedLines>);
 struct SharedLines {
     /// The number of requests that wait in all lines.
     waiting: AtomicU64,
-    /// The numbers of waiting requests, indexed by a hash of their line. A charge of a key without a line takes no
-    /// lock if its counter is 0.
+    /// The numbers of waiting requests, indexed by a hash of their line. A charge of a key without a line takes
+    /// no lock if the key's counter is 0.
     buckets: [AtomicU64; BUCKETS],
     lines: Mutex<Lines>,
-    /// How often the first requests ask again without being woken. `None` if they only wait to be woken.
+    /// How often the first requests ask again without being woken. `None` if the first requests only wait to be
+    /// woken.
     polls: Option<Polls>,
 }
 
@@ -118,7 +119,7 @@ struct Polls {
     clock: Arc<dyn Clock>,
     /// A number that differs between processes, so that their requests do not ask at the same instants.
     seed: u64,
-    /// The channel that gets each line that its last request has left without units. If the channel is full, the
+    /// The channel that gets each line whose last request has left without units. If the channel is full, the
     /// store forgets the request after a while, because the request does not ask again.
     #[cfg(any(feature = "_redis", feature = "store"))]
     left: mpsc::Sender<LeftLine>,
@@ -133,10 +134,10 @@ pub(crate) type LeftLine = (Policy, Key);
 const POLL_MIN: Duration = Duration::from_millis(20);
 const POLL_MAX: Duration = Duration::from_millis(400);
 
-/// The number of times that the first request of a line asks within its wait, not counting the random parts.
+/// The number of times that the first request of a line asks within its wait, if no random parts are added.
 const POLLS_MIN: u32 = 8;
 
-/// The time between two polls of a process: at most 200 a second.
+/// The time between two polls of a process, which therefore polls at most 200 times a second.
 const POLL_SPACING: Duration = Duration::from_millis(5);
 
 /// The number of calls in a row that may fail while a request waits in a line that polls. After one more failure the
@@ -154,7 +155,8 @@ pub(crate) enum Standing {
     HeldBack,
     /// The request is the first of this process' line.
     First(FirstInLine),
-    /// The last request of this process' line has left the line. Only a call that returns units says so.
+    /// The last request of this process' line has left the line. Only a call that returns units names this
+    /// position.
     Left,
 }
 
@@ -167,7 +169,7 @@ pub(crate) struct FirstInLine {
     pub(crate) number: u32,
     /// The time for which the request has waited.
     pub(crate) waited: Duration,
-    /// The time within which the request asks at least twice more.
+    /// The time within which the request asks at least two more times.
     pub(crate) asks_within: Duration,
 }
 
@@ -179,7 +181,7 @@ impl PlaceLines {
     }
 
     /// Makes lines whose first requests ask again without being woken, because units also come free in other
-    /// processes. `seed` should differ between processes. `left` gets each line that its last request has left
+    /// processes. `seed` should differ between processes. `left` gets each line whose last request has left
     /// without units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn polling(clock: Arc<dyn Clock>, seed: u64, left: mpsc::Sender<LeftLine>) -> Self {
@@ -417,7 +419,8 @@ impl PlaceTurn {
     /// Leaves the line with units. If the lines poll, the next request is always woken. Otherwise the next request is
     /// woken only if the quota has more units (`has_more`), or if units came free since the request asked. So each
     /// freed place wakes one request. `own_limit` is the limit of the request's quota, if the requests of the line
-    /// may have different quotas. In that case the next request is also woken if the limit of its quota is larger.
+    /// may have different quotas. In that case the next request is also woken if its own quota has a larger
+    /// limit.
     pub(crate) fn leave_admitted(mut self, has_more: bool, own_limit: Option<u64>) {
         self.admitted = Some(Admitted { has_more, own_limit });
     }

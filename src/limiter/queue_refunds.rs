@@ -6,8 +6,8 @@
 //!
 //! Each queue has one refund under way at a time. Refunds that arrive during that call wait, and are then sent newest
 //! first. Refunds of adjacent slots are sent together, as the refund of one charge. If a store answers refunds more
-//! slowly than requests leave, the oldest waiting refunds are given up, so that no client makes refunds use memory
-//! without bound.
+//! slowly than requests leave, the oldest waiting refunds are given up. Otherwise clients could make the
+//! waiting refunds use memory without bound.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -67,8 +67,8 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         Self(Mutex::new(Queues { queues: HashMap::new(), kept: 0, none_ends_before: LAST }))
     }
 
-    /// Adds a refund. Returns whether the queue had no refund under way. If so, the caller has to call
-    /// [`next`](Self::next).
+    /// Adds a refund. Returns whether the queue had no refund under way. If the result is `true`, the caller
+    /// has to call [`next`](Self::next).
     pub(super) fn add(&self, queue: Q, refund: Refund, caller: C) -> bool {
         let mut queues = self.lock();
         let was_refunding = std::mem::replace(&mut queues.queues.entry(queue).or_default().is_refunding, true);
@@ -176,8 +176,8 @@ impl<C> LeakyQueue<C> {
         self.waiting.remove(oldest)
     }
 
-    /// Merges the refunds at `at` and after it into one if their slots are adjacent. Returns by how much the
-    /// number of kept refunds falls.
+    /// Merges the refund at index `at` and the next older refund into one, if their slots are adjacent. Returns
+    /// by how much the number of kept refunds falls.
     fn join(&mut self, at: usize) -> usize {
         let (Some(newer), Some(older)) = (self.waiting.get(at), self.waiting.get(at + 1)) else { return 0 };
         if !is_side_by_side(&newer.refund, &older.refund) {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::error::BoxError;
 use crate::limiter::reply::BoxFuture;
 
-/// A text that all processes with one store share: the operators' settings for all of them.
-/// [`LimiterHooks::shared_text`](crate::limiter::LimiterHooks::shared_text) returns the text of a limiter's store,
-/// and `fleet::Fleet` reads and replaces it.
+/// A text that all processes with one store share: the operators' settings for all these processes.
+/// [`LimiterHooks::shared_text`](crate::limiter::LimiterHooks::shared_text) returns the text of a limiter's
+/// store, and `fleet::Fleet` reads and replaces it.
 ///
 /// * The text is replaced as a whole, by compare and swap, in one atomic step.
 /// * A load that begins after a swap has returned sees the swap's text.

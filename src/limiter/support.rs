@@ -19,7 +19,7 @@ pub struct UnsupportedQuota {
 pub enum UnsupportedQuotaKind {
     /// The limiter does not have the algorithm.
     Algorithm,
-    /// The limiter has the algorithm, but not with one of the quota's options.
+    /// The limiter has the algorithm, but does not support one of the quota's options.
     Option,
     /// The limiter has no room for the state of one key.
     TooLarge,

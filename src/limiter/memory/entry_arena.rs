@@ -8,9 +8,9 @@
 //! numbers of its quota. The head also holds the state's pair, or the number of the first block of entries. The
 //! word of the key's slot then names the head. So a pair with a head needs no other block.
 //!
-//! Entries never run out unless most states are logs with heads, because there are at least as many blocks as
-//! slots. If no block is free, a chain *folds* its own entries: two neighbouring entries become one entry with the
-//! later date. A folded entry counts for longer than it should, never for less time, and no key is forgotten.
+//! There are at least as many blocks as slots, so blocks run out only if most states are logs with heads. If no
+//! block is free, a chain *folds* its own entries: two neighbouring entries become one entry with the later
+//! date. A folded entry counts for longer than it should, never for less time, and no key is forgotten.
 
 use crate::algorithm::Pair;
 use crate::algorithm::entry_log::{Edit, LogEntries};
@@ -52,7 +52,7 @@ const _: () = assert!(ENTRIES as u64 <= COUNT_MASK);
 /// The number of lists of free blocks. With several lists, threads seldom wait for each other.
 const LISTS: usize = 16;
 
-/// A fold begins at a block that is drawn at random from this many oldest blocks of the chain.
+/// A fold begins at a random block among the chain's oldest blocks; this constant is their number.
 const FOLDED_WITHIN: u32 = 32;
 
 /// Blocks of entries. Each block is in one chain, in one list of free blocks, or was never used. The blocks are

@@ -23,8 +23,8 @@ use super::states::States;
 /// A limiter in this process's memory, for every algorithm and any mix of quotas.
 ///
 /// Clones share one table. A set of charges is [atomic](crate::limiter::Atomicity::Atomic): an admitted set
-/// is decided at one instant. A refused set takes nothing, and may report its states as of different instants
-/// during the call. Nothing runs in the background.
+/// is decided at one instant. A refused set takes nothing, and may report states from different instants of the
+/// call. Nothing runs in the background.
 ///
 /// # Memory
 ///
@@ -134,8 +134,8 @@ impl MemoryLimiter {
     }
 
     /// Takes all charges, or none of them, and returns the result of `answer` for the decision. Each branch builds
-    /// the whole answer. If the branches met before that, a decision about several charges would be copied, which
-    /// is slow because the decision is large.
+    /// the whole answer. If the branches met before the answer was built, a decision about several charges
+    /// would be copied, which is slow because the decision is large.
     #[inline(always)]
     fn take_as<T>(&self, charges: &[Charge<'_>], answer: impl FnOnce(Decision) -> T) -> T {
         match charges {

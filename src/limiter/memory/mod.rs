@@ -4,10 +4,10 @@
 //!
 //! # Floods of fresh keys
 //!
-//! With [`OnFull::Evict`] the limiter never forgets a key that is out of allowance while a key that competes
-//! with it for a slot has allowance left. An attacker therefore has to use up the allowance of each fresh
-//! key. `tests/memory/floods.rs` measures how many used-up keys come before the limiter forgets a key that is
-//! out of allowance, for a limiter of capacity `C`:
+//! With [`OnFull::Evict`] the limiter forgets a key that is out of allowance only if all keys that compete with
+//! it for a slot are out of allowance too. An attacker therefore has to use up the allowance of each fresh key.
+//! `tests/memory/floods.rs` measures how many keys a flood has to use up before a limiter of capacity `C`
+//! forgets a key that is out of allowance:
 //!
 //! | flood of used-up | states it forgets | the first after | half after |
 //! |---|---|---|---|
@@ -16,7 +16,7 @@
 //! | meters | next to none: a new meter that finds no room is denied | never | never |
 //!
 //! "Never" was measured in a limiter that other keys fill to an eighth. When other keys used half of the
-//! limiter, a flood of meters made it forget one used-up key of 200,000.
+//! limiter, a flood of meters made it forget one of 200,000 used-up keys.
 //!
 //! If logs and sub-windows need more entries than the limiter has, they lose precision but no units: see
 //! [`MemoryLimiter`](crate::MemoryLimiter).
@@ -34,10 +34,10 @@
 //!
 //! Each state names the quota it was written under. When a policy's quota changes, the policy's keys keep
 //! what they have used, however many quotas the limiter has met. The limiter numbers up to 16,382 quotas that
-//! have live states. A state of a quota beyond these is stored together with the parameters of its quota.
-//! Such a state takes 128 bytes more, its checks take a lock and a few times as long, and snapshots leave it
-//! out. A meter with such a state can be evicted like any other key. The observers get
-//! [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).
+//! have live states. A state of any further quota is stored together with the parameters of its quota. Such a
+//! state takes 128 bytes more, and snapshots leave it out. A check of such a state takes a lock, and a few
+//! times as long as other checks. A meter with such a state can be evicted like any other key. The observers
+//! get [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).
 //!
 //! When three quarters of the numbers are in use, the limiter looks for quotas that no request used for ten seconds
 //! and that have no live state. The search takes about ten milliseconds for a million keys, in the request that

@@ -3,8 +3,9 @@
 //!
 //! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way.
 //! The slot's word is then an instant, like that of an expired state. A return does not read the clock, so the
-//! instant is the second in which any key last got a slot. If that second is long ago, a new key may take the slot of
-//! a key that has just returned its units. A key that lost its slot in this way takes the long way once.
+//! instant is the latest second in which some key got a slot. If that second is long ago, a new key may take
+//! the slot of a key that has just returned its units. A key that lost its slot in this way takes the long way
+//! once.
 //!
 //! # Resets
 //!
@@ -68,8 +69,8 @@ impl States {
         Some(PlacesPlan { seen, verdict, run: after.run, word })
     }
 
-    /// Returns to the key the units that a receipt still holds, and wakes the first request that waits for
-    /// such units.
+    /// Refunds the units that a receipt still holds, and wakes the first request that waits for units of the
+    /// key.
     #[inline(always)]
     pub(super) fn release(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
         self.release_units(policy, key, receipt);
@@ -155,7 +156,8 @@ pub(super) fn look(
     (verdict, HeldUnits { units: held.units + verdict.taken(), ..held })
 }
 
-/// Returns the held units after the return of `units` that were taken in `run`, or `None` if that run is over.
+/// Returns how many units are still held after `units` that were taken in `run` were returned, or `None` if
+/// that run is over.
 #[inline]
 pub(super) fn without(held: HeldUnits, units: u64, run: u64) -> Option<HeldUnits> {
     (held.run == run).then(|| HeldUnits { units: held.units.saturating_sub(units), ..held })

@@ -27,8 +27,8 @@ const ATTEMPTS: usize = 16;
 const PINNED_MAX: usize = SLOTS_PER_LINE / 2;
 
 /// The maximum number of pinned keys that move, each to the slot of the next, so that another pinned key finds room.
-/// With as many pinned keys as the limiter's capacity, one pinned key in five found no room without moves, and one in
-/// 200 with two moves.
+/// In a limiter filled to its capacity with pinned keys, one pinned key in five found no room without moves,
+/// and one in 200 found none with two moves.
 const PINNED_MOVES: u32 = 4;
 
 /// If this many new keys in a row found no room in any other line, the table counts as full. If nineteen of twenty

@@ -66,9 +66,9 @@ impl States {
         self.try_set(charges, decisions).unwrap_or_else(|| self.charge_all(charges, decisions, true))
     }
 
-    /// Takes all charges or none. If all charges pass, each slot is locked if its word is still the one that was
-    /// read, and then all words are written. After the last slot is locked, all states are as they were when they
-    /// were decided. This method waits for no slot.
+    /// Takes all charges or none. If all charges pass, this method locks each slot, provided that the slot's
+    /// word has not changed, and then writes all words. After the last slot is locked, all states are as they
+    /// were when they were decided. This method waits for no slot.
     #[inline(always)]
     fn try_set(&self, charges: &[Charge<'_>], decisions: &mut Several) -> Option<bool> {
         let mut planned = [None; SET_MAX];

@@ -5,8 +5,8 @@
 //! of 64 bytes. A key has its slot in one of two lines. A slot whose state has expired is free, so nothing has to be
 //! removed and no sweep is needed.
 //!
-//! The table reserves the memory for its whole capacity. At first it uses only the first lines, so that a few keys
-//! lie close together. The table doubles the number of its lines when a key finds no room, see
+//! The table reserves the memory for its whole capacity. At first the table uses only its first lines, so that
+//! a few keys lie close together. The table doubles the number of its lines when a key finds no room, see
 //! [`growth`](super::growth).
 //!
 //! # The life of a slot
@@ -37,8 +37,8 @@
 //!   keeping ([`room`](super::room)). The thread of the new key locks the slot and clears its tag.
 //! * **Moved.** A key moves to its other line to make room, or to a new line when the table grows
 //!   ([`growth`](super::growth)). The thread that moves the key holds the key's stripe and both slots, writes the
-//!   new slot first, and then clears the old one. A reader that looks into the new slot before the move and into the
-//!   old slot after it finds the key in neither slot, and looks again under the stripe.
+//!   new slot first, and then clears the old one. If a reader looks into the new slot before the move, and into
+//!   the old slot after the move, the reader finds the key in neither, and looks again under the stripe.
 //!
 //! # Locking
 //!
@@ -57,8 +57,8 @@
 //! 4. The locks of the versions and of the arena's free lists. A thread that holds one of these locks waits for no
 //!    other lock.
 //!
-//! A thread that holds slots and needs a stripe or an earlier slot only tries to lock it, and gives up if another
-//! thread has it (`room`).
+//! A thread that holds slots and needs a stripe or an earlier slot only tries that lock, and gives up if
+//! another thread holds the lock (`room`).
 
 use smallvec::SmallVec;
 
@@ -135,8 +135,8 @@ type SlotWords = [AtomicU64; 2];
 pub(super) struct SlotRef<'a>(&'a SlotWords);
 
 /// A slot as it was read. The tag and the word belong together, unless the key left the slot and came back between
-/// two of the three loads. In that case a denial may be that of another key that had the slot meanwhile, and nothing
-/// is written, because the slot's word has changed since.
+/// two of the three loads. In that case a denial may belong to another key that had the slot in between.
+/// Nothing is written in that case, because the slot's word has changed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
     pub(super) slot: SlotRef<'a>,
@@ -175,7 +175,7 @@ impl<'a> SlotLine<'a> {
 }
 
 impl<'a> SlotRef<'a> {
-    /// Returns the address, which is the order in which slots are locked.
+    /// Returns the slot's address. Slots are locked in the order of their addresses.
     pub(super) fn address(self) -> usize {
         std::ptr::from_ref(self.0).addr()
     }
@@ -368,8 +368,8 @@ impl SlotTable {
         slot.read_tagged(tag)
     }
 
-    /// Returns the key's slot, with any version and state. The key may leave the slot at any moment. If the caller
-    /// holds the key's stripe, `None` is certain.
+    /// Returns the key's slot, with any version and state. The key may leave the slot at any moment. `None`
+    /// means that the key has no slot, if the caller holds the key's stripe.
     #[inline]
     pub(super) fn slot_of(&self, key: Fingerprint) -> Option<SlotRef<'_>> {
         let mask = self.mask_before_growth();
@@ -408,7 +408,8 @@ impl SlotTable {
         line.into_iter().flat_map(|line| line.0).filter_map(|slot| SlotRef(slot).read())
     }
 
-    /// Returns references to all slots in use, in order. The walk includes slots that come into use during it.
+    /// Returns references to all slots in use, in order. The walk includes the slots that come into use during
+    /// the walk.
     pub(super) fn all_slots(&self) -> impl Iterator<Item = SlotRef<'_>> {
         let slots = self.slots.iter().skip(self.start).enumerate();
         // A thread that has seen a moved key leave its old slot also sees the new mask.

@@ -1,11 +1,11 @@
-//! All live states as bytes, and back.
+//! Converts all live states to bytes, and bytes to states.
 //!
 //! A snapshot consists of a magic text, a version, the two seeds, the policies, and the states. The version is a
 //! byte; all other numbers have 64 bits and are little-endian. A policy is stored as its name and its quota, each as
 //! text. A state begins with a number that contains its fingerprint and the index of its policy. The two numbers of
-//! the state's pair follow. A log has no pair, but the number of its entries and two numbers for each entry. States
-//! that name no version are left out. The reader does not trust the bytes. The reader checks lengths before it
-//! allocates, and leaves out a state that its quota could not have made.
+//! the state's pair follow. For a log, the number of its entries and two numbers for each entry follow instead.
+//! States that name no version are left out. The reader does not trust the bytes. The reader checks lengths
+//! before it allocates, and leaves out a state that its quota could not have made.
 
 use std::collections::HashMap;
 
@@ -175,8 +175,8 @@ fn possible(rules: &PairDecider, pair: Pair, now: Now) -> Option<Pair> {
     Some(pair)
 }
 
-/// Returns the entries that are in order and still count, at most as many as the quota holds. A state that is
-/// further ahead than the quota allows is read as the next charge would read it.
+/// Returns the entries that are in order and still count, up to the number that the quota can hold. A state
+/// that is further ahead than the quota allows is read as the next charge would read it.
 fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(u64, u64)> {
     let (mut possible, mut total) = (Vec::new(), 0);
     for (start, held) in entries.iter().copied() {

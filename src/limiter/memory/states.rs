@@ -20,7 +20,7 @@ use super::slot_table::{Fingerprint, Seen, SlotTable, version_of};
 use super::versions::{PHASE_US, UNNUMBERED, Versions};
 use super::word::{NO_STATE, Now, RELATIVE_US_MAX, is_expired};
 
-/// The largest step back of a clock for which the base stays: about 200 days, in microseconds.
+/// The largest backward step of a clock after which the base stays the same: about 200 days, in microseconds.
 const BACK_US: u64 = 1 << 44;
 
 /// Returns the base for a clock that shows an instant. The base is so early that no sum overflows.
@@ -42,9 +42,9 @@ pub(super) struct States {
     pub(super) seeds: [u64; 2],
     shared_seed: SharedSeed,
     /// The instant from which words count. If a clock steps so far that a word could not hold the time, the base
-    /// steps as well. Every state then lies as far ahead of the clock as if the clock had shown a later time when
-    /// the state was written. So no state is forgotten, and a state that is too far ahead is moved back when it is
-    /// read.
+    /// steps as well. Every state then lies ahead of the clock, like a state that was written while the clock
+    /// showed a later time. So no state is forgotten, and a state that is too far ahead is moved back when it
+    /// is read.
     base: AtomicU64,
     pub(super) policy_registry: PolicyRegistry,
     stripes: Box<[Mutex<()>]>,
@@ -215,7 +215,8 @@ impl States {
 
     // Versions ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the number of a policy's version. A charge asks only once, because a later answer may differ.
+    /// Returns the number of a policy's version. A charge asks for this number only once, because a later
+    /// answer may differ.
     #[inline]
     pub(super) fn version(&self, policy: &Policy) -> u16 {
         match self.versions.cached(policy) {

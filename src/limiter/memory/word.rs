@@ -111,8 +111,8 @@ impl WordLayout {
 /// The held units of a key, which is a state that does not expire.
 ///
 /// A key's units are held in runs. A run begins with the first held unit, and ends with the return of the last one,
-/// or with a reset of the key. A receipt names its run, so that a refund of units from before a reset returns no
-/// units from after it.
+/// or with a reset of the key. A receipt names its run, so that a refund of units that were taken before a
+/// reset returns no units that were taken after the reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeldUnits {
     pub(super) units: u64,
@@ -130,7 +130,7 @@ pub(super) enum HeldWord {
 }
 
 impl HeldUnits {
-    /// Packs held units, of which there is at least one. Returns `None` if the run's number is too large for
+    /// Packs the number of held units, which is at least 1. Returns `None` if the run's number is too large for
     /// a word.
     #[inline]
     pub(super) fn pack(self) -> Option<u64> {
@@ -143,9 +143,9 @@ impl HeldUnits {
         HELD | RUN_IN_ARENA << UNIT_BITS | u64::from(block)
     }
 
-    /// Returns the word of a key whose last unit was returned at an instant, in microseconds after the base. The word
-    /// is that of a state that expired at that instant, so the key keeps its slot for a while, as under any other
-    /// quota.
+    /// Returns the word of a key whose last unit was returned at an instant, in microseconds after the base.
+    /// The word equals the word of a state that expired at that instant. The key therefore keeps its slot for a
+    /// while, as a key of any other quota does.
     #[inline]
     pub(super) fn returned(relative_us: u64) -> u64 {
         relative_us << LOWER_BITS
@@ -165,8 +165,8 @@ impl HeldWord {
     }
 }
 
-/// Returns whether the word holds no units, and its instant lies more than `us` microseconds ahead of now, which
-/// means that the clock has stepped back.
+/// Returns whether the word holds no units and shows that the clock has stepped back: the word's instant lies
+/// more than `us` microseconds ahead of now.
 pub(super) fn is_returned_after(word: u64, now: Now, us: u64) -> bool {
     word < HELD && expiry_of(word, 0) > now.relative + us
 }

@@ -76,8 +76,8 @@ impl RedisLimiterBuilder {
     }
 
     /// Sets the closure that returns the user and the password of each connection. The closure is for passwords
-    /// that change while the process runs, such as tokens of a cloud's identity service. With a closure, the URL
-    /// has no user and no password.
+    /// that change while the process runs, such as tokens of a cloud's identity service. With a closure, the
+    /// URL must have no user and no password.
     ///
     /// The limiter calls the closure for each attempt to make a connection: up to four times a second while Redis is
     /// away, and for each server of a cluster. The closure has 5 s to answer. If the credentials of a connection have
@@ -140,9 +140,9 @@ impl RedisLimiterBuilder {
     }
 
     /// Sets the limiter's own certificate and its private key, as PEM. The limiter shows the certificate to servers
-    /// that ask for one. `certificates` begins with this certificate. The certificates between it and the authority
-    /// follow. The key has the format PKCS #8, PKCS #1 or SEC 1, without a password. This setting needs
-    /// [`tls_authorities`](Self::tls_authorities).
+    /// that ask for one. `certificates` begins with this certificate. The intermediate certificates between
+    /// this certificate and the authority follow. The key has the format PKCS #8, PKCS #1 or SEC 1, without a
+    /// password. This setting needs [`tls_authorities`](Self::tls_authorities).
     pub fn tls_identity(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.pem.identity = Some(Identity { certificates: certificates.into(), key: key.into() });
         self
@@ -227,8 +227,8 @@ impl RedisLimiterBuilder {
     ///
     /// The connection comes from the crate `redis`, version 1. A `ConnectionManager` reconnects. After a
     /// `MultiplexedConnection` is lost, every check fails. A `Client` makes both. A check ends at the limiter's
-    /// [deadline](Self::deadline), or earlier if the connection's own time is shorter. [`client`](Self::client) has
-    /// no effect, and [`close`](RedisLimiter::close) leaves the connection open.
+    /// [deadline](Self::deadline), or earlier if the connection's own response timeout is shorter.
+    /// [`client`](Self::client) has no effect, and [`close`](RedisLimiter::close) leaves the connection open.
     ///
     /// ```no_run
     /// use tower_ratelimit::RedisLimiter;

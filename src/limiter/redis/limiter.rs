@@ -72,8 +72,8 @@ impl RedisLimiter {
         self.0.load()
     }
 
-    /// Returns the units that this process holds of [concurrency limits](Quota::concurrent), and closes the connections
-    /// that were opened for this limiter. Later checks fail.
+    /// Returns to Redis the units of [concurrency limits](Quota::concurrent) that this process holds, and
+    /// closes the connections that were opened for this limiter. Later checks fail.
     ///
     /// A task of the limiter's runtime returns the units, within a check's [deadline] for each 64 keys. If the
     /// runtime ends before that, the units [lapse].

@@ -18,8 +18,8 @@
 //! Passwords that change while the process runs, such as tokens of a cloud's identity service, come from a
 //! closure: [`RedisLimiterBuilder::credentials`](RedisLimiterBuilder::credentials). With `redis-sentinel://`
 //! a closure is not possible, and `connect` returns an error. The limiter calls the closure for each
-//! connection, and again after the time that [`renew_after`](RedisCredentials::renew_after) of the closure's
-//! answer sets. The right time depends on the server:
+//! connection, and again after the time that the closure's answer sets with
+//! [`renew_after`](RedisCredentials::renew_after). The right time depends on the server:
 //!
 //! | server | what it does when a token expires | `renew_after` |
 //! |---|---|---|
@@ -31,21 +31,21 @@
 //! password. Without the password, checks fail as `Misconfigured` until the server has the old setting again.
 //! With a closure, checks succeed again as soon as the closure returns the password. An open connection can
 //! be logged out, for example by a proxy that has connected to the server anew. Checks then fail as
-//! `Misconfigured` (`NOAUTH`) until the limiter has made a new connection. The limiter does so at once if it
-//! has a password.
+//! `Misconfigured` (`NOAUTH`) until the limiter has made a new connection. The limiter makes the new connection
+//! at once if it has a password.
 //!
 //! If a server refuses the new credentials of an open connection, the crate `redis` keeps the old
 //! credentials, and fred makes a new connection. In both cases the limiter calls the closure again.
 //!
 //! # How places are counted
 //!
-//! A request takes its place as part of its one call. No request waits for the call that returns a place. The
-//! returning call is shared with the next checks, if there are any.
+//! The one call that decides a request also takes the request's place. No request waits for the call that
+//! returns a place. The returning call is shared with the next checks, if there are any.
 //!
 //! Each process has a row in the key's value: how many units it holds, and when the row lapses. A row lapses
-//! after [`places_lapse_after`](RedisLimiterBuilder::places_lapse_after). This page calls that time *L*. The
-//! default is 30 s, the minimum 3 s. A process renews its rows three times in *L*, each time with the number
-//! of units that it holds. So a place that runs for an hour is kept, and:
+//! after [`places_lapse_after`](RedisLimiterBuilder::places_lapse_after). This page calls the time after which
+//! a row lapses *L*. The default is 30 s, the minimum 3 s. A process renews its rows three times in *L*, each
+//! time with the number of units that it holds. So a place that is held for an hour is kept, and:
 //!
 //! * A process that is killed loses its places within *L*, even without a check of the key. A process that
 //!   ends normally calls [`close`](crate::RedisLimiter::close), which returns its places at once.
@@ -53,9 +53,9 @@
 //!   next call for the key, and at the latest after *L*/30. A lost return is corrected in the same way.
 //! * After a reconnect, a process reports how many units of a key it holds before it takes more units of that
 //!   key.
-//! * After a failover, places may count again that were returned after the last replication. If their process
+//! * After a failover, places that were returned after the last replication may count again. If their process
 //!   holds no other place of the key, such places count until the row lapses, within *L*.
-//! * A denial is remembered for at most 10 ms, and a return of a place by the same process ends this.
+//! * A denial is remembered for at most 10 ms, and a return of a place by the same process removes the denial.
 //! * A reset frees the places of all processes.
 //!
 //! A [store](crate::guide::writing_a_backend) keeps the same rows, and has the same option.
@@ -87,9 +87,9 @@
 //! In one measurement, four processes with six callers each shared one key with four places, each of which
 //! was held for 20 ms. In a minute the processes got 1,725, 1,738, 1,736 and 1,779 places, which is 58 % of
 //! the possible number (`tests/campaigns.sh`, two processors with a load of 15; at a load of 20 they got 811,
-//! 813, 796 and 801). Places that are held so briefly are free for about as long as they are held, until the
-//! first request in line asks. With requests of a second or more, the places are free for only a small part
-//! of the time.
+//! 813, 796 and 801). A place that is held for 20 ms is then free for about the same time, until the first
+//! request in line asks. With requests of a second or more, the places are free for only a small part of the
+//! time.
 //!
 //! ## What places cost
 //!
@@ -101,12 +101,12 @@
 //! | 200 | 7,225 | 40 | 59 |
 //! | 256 | 9,241 | 51 | 73 |
 //!
-//! The table gives the server's processor time, including input and output, for calls without pauses between
-//! them and with one request in each. Measured in the same way, a check of a token bucket takes 6 µs. A
-//! server needs more time for a call if it has to wait for each call, and less for checks that share calls:
-//! see [no Redis, but a database](crate::guide::no_redis_but_a_database). Renewing a row costs as much as
-//! returning a place: 10,000 keys with a place each take 1 % of a server's time by default, and 10,000 places
-//! of one key 0.1 %.
+//! The table gives the server's processor time, including input and output, for calls with one request each and
+//! without pauses between the calls. Measured in the same way, a check of a token bucket takes 6 µs. A server
+//! needs more time for a call if it has to wait for each call, and less for checks that share calls: see [no
+//! Redis, but a database](crate::guide::no_redis_but_a_database). Renewing a row costs as much as returning a
+//! place: 10,000 keys with a place each take 1 % of a server's time by default, and 10,000 places of one key
+//! 0.1 %.
 //!
 //! At most 256 processes can hold places of one key. A further process is denied. At most 128 processes can
 //! be in line for one key.
@@ -133,9 +133,9 @@
 //!
 //! # When more than the limit is held
 //!
-//! In memory, more than the limit is held only by forced charges, and by requests that pass although their
-//! check failed. On Redis and over a store, all processes together hold at most the limit, except in five
-//! cases. *L* is the time after which [a row lapses](#how-places-are-counted), 30 s by default:
+//! In memory, only forced charges, and requests that pass although their check failed, hold more than the
+//! limit. On Redis and over a store, all processes together hold at most the limit, except in five cases. *L*
+//! is the time after which [a row lapses](#how-places-are-counted), 30 s by default:
 //!
 //! | case | how much more | for how long |
 //! |---|---|---|

@@ -89,7 +89,7 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
 
     // Units that are held until they are returned ─────────────────────────────────────────────────────────────────────
 
-    /// Returns the key under a policy whose units are held, or `None` if the policy's units are not held.
+    /// Returns the stored key if the units of this policy are held, and otherwise `None`.
     fn held_key(&self, policy: &Policy, stored: &Self::Stored) -> Option<HeldKey>;
 
     /// Makes the request that returns units, or renews the row of this process.

@@ -27,7 +27,7 @@ const ANOTHER: Duration = Duration::from_secs(5);
 /// The time without a failure after which checks count as succeeding again.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Reports events to the observers, and changes to `tracing`.
+/// Reports events to the observers, and logs changes with `tracing`.
 pub(crate) struct Events {
     observers: Observers,
     /// True if checks have failed, and have not recovered since.
@@ -260,7 +260,8 @@ impl Events {
 }
 
 impl Servers {
-    /// Makes a change. Returns the events to report: to a new observer, if there is one, otherwise to all.
+    /// Makes a change. Returns the events to report, to a new observer if there is one, and otherwise to all
+    /// observers.
     fn apply(&mut self, change: ServerChange) -> (Option<Arc<dyn Observer>>, Vec<LimiterEvent>) {
         match change {
             ServerChange::Down { server, error } => {

@@ -218,8 +218,8 @@ impl Holdings {
         forgotten
     }
 
-    /// Returns the keys whose rows have to be renewed or corrected, and forgets keys without held units whose rows have
-    /// lapsed.
+    /// Returns the keys whose rows have to be renewed or corrected. Forgets keys that have neither held units
+    /// nor calls under way. A key whose row may be wrong is forgotten only after the row has surely lapsed.
     pub(crate) fn due(&self, connections: u64) -> Vec<HeldKey> {
         let (now, mut due) = (self.clock.now(), Vec::new());
         for part in &self.parts {
@@ -351,8 +351,9 @@ impl Holding {
     }
 }
 
-/// Forgets a key without held units, unless its row may be wrong. [`Holdings::due`] forgets a key that was reset,
-/// because its row may stay for a while and refuses calls that do not know of the reset.
+/// Forgets a key without held units, unless its row may be wrong or the key was reset. A key that was reset is
+/// left to [`Holdings::due`], because its row may stay for a while and refuses calls that do not know of the
+/// reset.
 fn tidy(part: &mut HashMap<Bytes, Holding, Hasher>, key: &Bytes) {
     let is_over = |holding: &Holding| holding.is_idle() && !holding.is_doubtful && holding.resets == 0;
     if part.get(key).is_some_and(is_over) {

@@ -1,5 +1,5 @@
-//! The parts of a limiter with a remote store that are the same for every store. A limiter for another store can
-//! use them as they are.
+//! The parts of a limiter with a remote store that are the same for every store. A limiter for another store
+//! can use these parts as they are.
 
 mod backend;
 mod breaker;

@@ -14,8 +14,8 @@ kind_and_message! {
     /// * [`Timeout`](StoreErrorKind::Timeout) if the store does not answer.
     /// * [`Contended`](StoreErrorKind::Contended) if other callers held the key for too long and nothing was changed.
     /// * [`Foreign`](StoreErrorKind::Foreign) if the store did not write a value that it found.
-    /// * [`Misconfigured`](StoreErrorKind::Misconfigured) if a person has to fix something else and nothing was
-    ///   changed.
+    /// * [`Misconfigured`](StoreErrorKind::Misconfigured) if no other kind fits: a person has to fix something,
+    ///   and nothing was changed.
     StoreError, StoreErrorKind, pub
 }
 

@@ -43,10 +43,9 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 ///
 /// The limiter decides at the store's time. This process knows the store's time only to within a
 /// round trip. If the store's clock steps, the decisions under way can be off by 100 milliseconds
-/// plus a round trip. A decision that is off by more is made again, unless another process has
-/// written its keys since, or an answer was lost. If the store reports no time, the limiter decides
-/// at the process's own time. In that case, a process whose clock is ahead by a second refills a
-/// second early.
+/// plus a round trip. A decision that is off by more is made again, unless another process has written the same
+/// keys since, or an answer was lost. If the store reports no time, the limiter decides at the process's own
+/// time. In that case, a process whose clock is ahead by a second refills a second early.
 ///
 /// A call is sent again only if its connection was cut, and never after a timeout. So the
 /// [deadline] has to be longer than two round trips, and longer still if other processes write the

@@ -26,8 +26,8 @@
 //!
 //! A row of a concurrency limit has 36 bytes: the process, its epoch, its units, the instant at
 //! which the row lapses, and the number of its resets. Then come rows of processes with a request
-//! in line. Such a row has the process with the highest bit set, the instant since which the
-//! request waits, its cost, the instant at which the row lapses, and the request's number.
+//! in line. Such a row has the process's number with the highest bit set, the instant since which the request
+//! waits, its cost, the instant at which the row lapses, and the request's number.
 //!
 //! If a value does not have this form, or its quota could not have written it, the check fails with an
 //! error of kind [`Foreign`](crate::limiter::StoreErrorKind::Foreign). The value stays in the store
@@ -72,17 +72,17 @@ pub use limiter::{StoreFuture, StoreLimiter};
 ///   otherwise, in one atomic step. A store that cannot swap several keys together returns an error of kind
 ///   [`Misconfigured`](crate::limiter::StoreErrorKind::Misconfigured) for more than one change.
 /// * **Current.** A load that begins after a swap has returned sees the values that the swap wrote, in each
-///   process. The values in the answer to a swap that changed nothing are as current.
+///   process. The answer to a swap that changed nothing has equally current values.
 /// * **Expiry.** The store may forget a value after its time to live, and not before.
 /// * **Lost answers.** A swap that returns an error may have been made or not, and may even be made later. If the error
 ///   is [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), because the connection was cut or there is no
 ///   connection, the limiter sends the swap again and finds out whether the first swap was made. A store must not
 ///   repeat a swap that may have been made.
 /// * **Cancel safety.** A dropped future may have made its swap or not, but never a part of it.
-/// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap as `swap` would make it
-///   alone. By default, `swap_each` calls `swap` for each swap. Implement it if one call costs the store less than
-///   many calls, for example because each transaction waits for a disk. In that case, [`max_swaps`](Self::max_swaps)
-///   has to return the number of swaps that a call may have.
+/// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap in the same way
+///   as `swap` would for that swap alone. By default, `swap_each` calls `swap` for each swap. Implement it if
+///   one call costs the store less than many calls, for example because each transaction waits for a disk. In
+///   that case, [`max_swaps`](Self::max_swaps) has to return the number of swaps that a call may have.
 /// * **No waiting for each other.** The limiter may begin a future and then not poll it for a while.
 ///   Meanwhile no other call may wait for that future. So a store holds no lock across an `await`, and has a
 ///   connection for each call, or one connection that all calls share.
@@ -261,7 +261,7 @@ impl Change {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a store that ignored an unknown change would lose the change")]
 pub enum Then {
-    /// Keeps the value. The decision depends on the value, so it must have the expected version.
+    /// Keeps the value. The decision depends on the value, so the value must have the expected version.
     Keep,
     /// Replaces the value with this value, for at least the given time: from a second to some years. The value may stay
     /// longer, so keys may share an expiry.

@@ -1,9 +1,9 @@
 //! The text that all processes share, in a store that compares and swaps.
 //!
 //! The value of the key `prefix:1:fleet` begins with the format's number and the number of parts. A text of at most 15
-//! kB follows directly. A longer text is in parts of that size, under the keys `prefix:1:fleet:0` and so on. One swap
-//! replaces all of them together. All values of a text have the text's version, so a reader notices if the text is
-//! replaced during the reading.
+//! kB follows directly. A longer text is in parts of that size, under the keys `prefix:1:fleet:0` and so on.
+//! One swap replaces that value and all parts together. All values of a text have the text's version, so a
+//! reader notices if the text is replaced during the reading.
 //!
 //! If a part of a text is gone, the text counts as missing, so that a process that knows the text writes it again.
 //! Processes that know the text usually read only the value of `prefix:1:fleet`, so they look at the parts from time to

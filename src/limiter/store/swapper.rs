@@ -2,22 +2,23 @@
 //! decides again after conflicts.
 //!
 //! Requests of a flight that are linked by common keys are a *party*. Each party is decided separately, and is one
-//! swap. The swaps of several parties share a call, if the store takes several swaps in a call. After a conflict,
-//! only its own party is decided again.
+//! swap. The swaps of several parties share a call, if the store takes several swaps in a call. After a
+//! conflict, only the party that had the conflict is decided again.
 //!
 //! # Lost answers
 //!
 //! A call whose connection was cut has no answer, so the same swap is sent again. If the current value has the
 //! expected version, the second swap is made. If the current value has the version that the swap writes, the first
-//! swap was made. The current value also names its earlier versions. If the version that the swap writes is among
-//! them, the swap was made. If the expected version is among them and another version follows it, the swap was not
-//! made. If neither version is among them, the result is unknown, and the requests fail as a timeout.
+//! swap was made. The current value also names its earlier versions. If the version that the swap writes is
+//! among the earlier versions, the swap was made. If the expected version is among the earlier versions, and a
+//! version of another swap follows it, the swap was not made. If the value names neither version, the result is
+//! unknown, and the requests fail as a timeout.
 //!
-//! A value may name all versions since its key had no value. If neither of the two versions is
-//! among them, either the swap was not made or the value was removed since. A swap that only
-//! removes values has had its effect in both cases, if the values that it only read are still the
-//! expected ones. Charges are decided again, because nothing is left of the units that they took.
-//! Refunds and returns are not decided again, because it is unknown whether they had an effect.
+//! A value may name all versions since its key had no value. If such a value names neither the expected version
+//! nor the version that the swap writes, either the swap was not made, or the value was removed since. A swap
+//! that only removes values has had its effect in both cases, if the values that it only read are still the
+//! expected ones. Charges are decided again, because nothing is left of the units that they took. Refunds and
+//! returns are not decided again, because it is unknown whether they had an effect.
 //!
 //! A swap that expects a version is made at most once. A late swap that expects no value can be
 //! made a second time, if the key has no value again. The charge then counts although it belongs to
@@ -54,7 +55,7 @@ const SENDS: u32 = 4;
 /// The first and the longest pause before a swap is tried again.
 const PAUSE: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(8)];
 
-/// The longest rest of a process before its next flight, for each conflict that it had.
+/// The longest rest of a process before its next flight, for each conflict of the process.
 const REST: Duration = Duration::from_millis(2);
 
 /// The time from the deadline of a flight until its callers have surely gone.
@@ -136,8 +137,8 @@ type LateSwap<S> = (Vec<(Caller<Swapper<S>>, Result<StoreAnswer, StoreError>)>, 
 
 /// The result of a swap.
 enum SwapResult {
-    /// The swap was made. `is_away` is true if the time of its decision was too far away from the
-    /// store's, and false if an answer was lost.
+    /// The swap was made. `is_away` is true if the time of the decision was too far away from the store's time,
+    /// and false if an answer was lost.
     Made { is_away: bool },
     /// Nothing was changed, and these are the current values.
     Conflict(Vec<Option<Value>>),

@@ -99,8 +99,8 @@ struct Cell {
     value: Option<Value>,
     /// The history of that value.
     history: History,
-    /// The state after the requests that were decided so far, which is the state of `value` before
-    /// the first of them.
+    /// The state after the requests that were decided so far. Before the first decision, this is the state of
+    /// `value`.
     state: Result<Option<StoredState>, Foreign>,
     is_used: bool,
     is_changed: bool,
@@ -306,7 +306,7 @@ impl<'a> WorkingCopy<'a> {
         Decision::of(allowed, decisions)
     }
 
-    /// Returns the decision about a charge, and the state that it leaves.
+    /// Returns the decision about a charge, and the state that the decision leaves.
     fn look(
         &self,
         operation: StoreOperation,

@@ -97,7 +97,8 @@ impl CallFailure {
         }
     }
 
-    /// The failure of a connection whose server has a certificate that was refused, with the client library's words.
+    /// The failure of a connection for which the client library refused the server's certificate, with the
+    /// library's words.
     pub(super) fn untrusted(server: &Address, words: &str) -> Self {
         Self {
             cause: Cause::Answer,
@@ -164,7 +165,7 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
 }
 
 /// Codes of a server that is no longer a master, or may no longer be the master. A master that was cut off sees
-/// too few replicas, and a replaced master loads the data of the new one.
+/// too few replicas, and a replaced master loads the data of the new master.
 const DEMOTED: [&str; 5] = ["READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "LOADING"];
 
 /// Codes or other words of errors, with their meanings. The first entry that fits counts.

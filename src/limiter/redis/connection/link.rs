@@ -437,8 +437,8 @@ impl Link {
         answer.map_err(|failure| self.explain(failure))
     }
 
-    /// Reports the failure of a call that belongs to no check, if it is a misconfiguration. Returns the reason why
-    /// there is no connection, which says more, or otherwise the failure's own error.
+    /// Reports the failure of a call that belongs to no check, if it is a misconfiguration. Returns the reason
+    /// why there is no connection, if that reason is known, and otherwise the failure's own error.
     pub(super) fn explain(&self, failure: CallFailure) -> RedisError {
         self.report_misconfiguration(&failure.error);
         self.down_because().unwrap_or(failure.error)
@@ -721,8 +721,8 @@ impl Link {
 }
 
 impl ConnectionObserver for Link {
-    /// Records that there is a connection. A server that is believed dead is then probed, because it may
-    /// still run no scripts.
+    /// Records that there is a connection. A server that is believed dead is then probed, because it may be
+    /// unable to run scripts.
     fn record_connection(&self) {
         debug_assert!(!self.is_connected(), "a connection is made only after the last connection has ended");
         self.record_hearing();

@@ -198,7 +198,7 @@ impl RedisConnections {
         }
     }
 
-    /// Returns the error for a command of a script that the slot's server refused in these words. The
+    /// Returns the error for a script's command that the slot's server refused with these words. The
     /// consequences are the same as if the server had refused the script.
     pub(super) fn record_refusal(&self, slot: u16, words: &str) -> RedisError {
         self.link(slot).map_or_else(|error| error, |link| link.record_refusal(words))

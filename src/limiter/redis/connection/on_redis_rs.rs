@@ -57,7 +57,8 @@ pub(super) struct RedisRs {
     renewal: Option<Renewal>,
     /// Whether a connection begins with a password.
     logs_in: bool,
-    /// The time that a connection may take. The greeting on the connection may take as long again.
+    /// The time that it may take to make a connection. The greeting on the connection may take the same time
+    /// again.
     connect_timeout: Duration,
     current: Current<Connection>,
     /// Whether the server refused RESP3.

@@ -14,8 +14,8 @@ use super::pause::{Pauses, jitter};
 use super::renewal::RETRY;
 use super::settings::ConnectionSettings;
 
-/// The time without a call after which a connection is probed. Devices on the way forget connections without traffic
-/// after some minutes, and notify neither end.
+/// The time without a call after which a connection is probed. Network devices forget connections without
+/// traffic after some minutes, and notify neither end.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// The interval at which a server that is believed dead is probed, unless the deadline is long.
@@ -67,7 +67,7 @@ async fn connect(link: &Link) {
 }
 
 /// Probes a connection over which nothing arrives, so that no check has to find out that the connection is dead.
-/// The probes also keep devices on the way from forgetting the connection. Measures a round trip first.
+/// The probes also keep network devices from forgetting the connection. Measures a round trip first.
 async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
     let mut is_measured = false;
     loop {

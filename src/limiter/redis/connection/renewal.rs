@@ -25,8 +25,8 @@ impl Renewal {
         Some(Self { source, due: watch::Sender::new(None) })
     }
 
-    /// Asks the application for credentials: for a connection that is being made, or to renew those of a
-    /// connection.
+    /// Asks the application for credentials: for a connection that is being made, or to renew the credentials
+    /// of a connection.
     ///
     /// # Errors
     /// Returns the reason why there are no credentials, as text.

@@ -10,8 +10,8 @@ use crate::limiter::redis::credentials::CredentialSource;
 use crate::limiter::remote::DEADLINE;
 use crate::outcome::Observer;
 
-/// The bounds of the time that making a connection may take. The greeting on the connection may take as long
-/// again.
+/// The bounds of the time that it may take to make a connection. The greeting on the connection may take the
+/// same time again.
 const CONNECT: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(15);
 
 /// The time beyond the deadline for which a server may be silent.
@@ -21,9 +21,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// The number of failed attempts to connect in a row after which a server is believed dead, if it was connected before.
 const FAILURES: u32 = 3;
 
-/// The time without traffic after which the system probes whether a connection is alive. The time between two such
-/// probes is the same. This process probes connections more often, but only the system's probes go on while the
-/// process is suspended.
+/// The time without traffic after which the system probes whether a connection is alive. The same time passes
+/// between two such probes. This process probes connections more often, but only the system's probes go on
+/// while the process is suspended.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// The settings of a store.
@@ -64,8 +64,8 @@ impl ConnectionSettings {
         self.deadline + self.deadline.clamp(SILENCE_MIN, SILENCE_MAX)
     }
 
-    /// Returns the time that making a connection may take. The greeting on the connection, of up to five round
-    /// trips, may take as long again. A round trip may take as long as the deadline.
+    /// Returns the time that it may take to make a connection. The greeting on the connection, of up to five
+    /// round trips, may take the same time again. A round trip may take up to the deadline.
     pub(super) fn connect_timeout(&self) -> Duration {
         (5 * self.deadline).clamp(*CONNECT.start(), *CONNECT.end())
     }

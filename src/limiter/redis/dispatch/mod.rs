@@ -1,9 +1,9 @@
 //! Sends requests to the store: runs the script, and reads the answers.
 //!
-//! While a cluster moves a slot, perhaps for minutes, some of its keys are on one server and some on another.
-//! A call with keys of both servers runs on neither. In this case each key gets its own call, which reaches
-//! the server that has the key. So requests do not share calls meanwhile, and a request of several keys is
-//! decided like a set of several slots.
+//! While a cluster moves a slot, perhaps for minutes, some of the slot's keys are on one server and some on
+//! another. A call with keys of both servers runs on neither. In this case each key gets its own call, which
+//! reaches the server that has the key. So requests do not share calls meanwhile, and a request of several keys
+//! is decided like a set of several slots.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,9 +93,9 @@ impl Dispatcher {
         answers
     }
 
-    /// Returns the answer to each request. Requests that named another window of the calendar than the server's are
-    /// sent again, with the time in the server's answer. That happens at the edge of a window, and in the first call
-    /// if this process has another calendar time.
+    /// Returns the answer to each request. If a request named a calendar window that does not contain the
+    /// server's time, the request is sent again, with the time in the server's answer. That happens at the edge
+    /// of a window, and in the first call if this process has another calendar time.
     async fn answers(
         &self,
         requests: &[&WireRequest],

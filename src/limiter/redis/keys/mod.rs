@@ -1,6 +1,7 @@
 //! The stored key of a state: `prefix:2:{caller}:4:name`, where 2 is the format's version and 4 the length of the
 //! policy's name. With groups, the stored key is `prefix:2:{group}:4:name:caller`. The key of a concurrency limit has
-//! a `p` before the length, because its units are counted apart from those of a rate with the same name.
+//! a `p` before the length, because the units of a concurrency limit are counted apart from the units of a rate
+//! with the same name.
 //!
 //! A cluster hashes the part between the braces. So all policies of one caller are in one slot, and one call
 //! can decide them together.

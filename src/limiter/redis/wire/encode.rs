@@ -178,7 +178,7 @@ enum Mode {
 /// The number that replaces the first partner's number if one of the partners is known to be refused.
 const REFUSED: u16 = 0;
 
-/// Writes the form of a charge. Returns the position of the form's window, if it has one.
+/// Writes the form of a charge. Returns the position of the form's window, if the form has a window.
 pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) -> Option<WindowPlace> {
     let (mode, partners) = match (&charge.partners, charge.effect) {
         (Some(partners), _) => {
@@ -220,7 +220,7 @@ pub(super) fn return_units(form: &mut Vec<u8>, quota: &Quota, units: u64, claim:
     write(form, quota, Mode::Enforce, &places(quota, units, false, claim), left)
 }
 
-/// Writes the form of a refund. Returns the position of the form's window, if it has one.
+/// Writes the form of a refund. Returns the position of the form's window, if the form has a window.
 pub(super) fn refund(form: &mut Vec<u8>, quota: &Quota, receipt: &Receipt) -> Option<WindowPlace> {
     // No receipt of this crate has numbers above 2^53.
     let exact = |number: u64| number.min(1 << 53) as f64;

@@ -32,18 +32,19 @@
 //!
 //! The reply is one string: the number of the call, the time as a double, and the answer to each request. The number
 //! shows that the reply belongs to this call. Redis does not number replies, so after a lost reply every later call
-//! would get the reply to another call. An answer is one byte for each key, and the data after it (see [`decode`]).
-//! For most algorithms the script returns the state that it found, and the algorithm in this process computes the
-//! report from that state. For a list, whose entries stay in Redis, the script answers with the whole decision.
+//! would get the reply to another call. An answer is one byte for each key, and the data that follows the byte
+//! (see [`decode`]). For most algorithms the script returns the state that it found, and the algorithm in this
+//! process computes the report from that state. For a list, whose entries stay in Redis, the script answers
+//! with the whole decision.
 //!
 //! # The value
 //!
 //! Each (policy, key) has one stored key. A value begins with a head. The first byte of the head has the
-//! format's version in its upper half and the kind in its lower half. The numbers of the quota that give the
-//! state its meaning follow, seven bits to a byte. The state follows. A list has the head in its first
-//! element, and an entry in each other element: the start of the entry, its units, and the units of all
-//! entries when it was the newest. Every value has a time to live, after which the state would no longer
-//! count.
+//! format's version in its upper half and the kind in its lower half. The head then has the numbers of the
+//! quota that give the state its meaning, with seven bits in each byte. The state follows. A list has the head
+//! in its first element, and an entry in each other element: the start of the entry, its units, and the sum of
+//! the units of all entries when this entry was the newest. Every value has a time to live, after which the
+//! state would no longer count.
 //!
 //! The value of a concurrency limit has another form: a head without numbers, and a row for each process that holds
 //! units or has a request in line for units (see `places.lua`). This value does not depend on the quota, and its
@@ -57,8 +58,9 @@
 //! its zone.
 //!
 //! A value with the head of the request's quota is used as it is. A value with another head of this version
-//! was written under another quota, and `look.lua` reads it as a state under the request's quota. A value
-//! with anything else fails its request as [`Foreign`](StoreErrorKind::Foreign), and stays as it is.
+//! was written under another quota, and `look.lua` reads it as a state under the request's quota. If a value
+//! has no head of this version, its request fails as [`Foreign`](StoreErrorKind::Foreign), and the value stays
+//! as it is.
 //!
 //! # The version rule
 //!

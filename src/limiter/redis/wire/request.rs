@@ -145,7 +145,8 @@ impl WireRequest {
         self.charges[at].binds()
     }
 
-    /// Returns whether a charge is written although the request is denied, given whether its own quota denies it.
+    /// Returns whether a charge is written although the request is denied. `denied` says whether the charge's
+    /// own quota denies the charge.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn outlives_refusal(&self, at: usize, denied: bool) -> bool {
         outlives_refusal(&self.charges, at, denied)

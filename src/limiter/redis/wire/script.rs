@@ -20,8 +20,8 @@ macro_rules! part {
 /// The text of the script for all requests. Redis creates each function of a script again with each call. So the
 /// functions that a usual charge does not need are in branches of `twin`: an algorithm's functions in the branch of
 /// its kind, and the functions for refunds and for values of other quotas in the branch of kind 0. By far the most
-/// frequent call is a lone charge of a bucket, a fixed window or a sliding window. The script decides such a charge
-/// before all these functions are created, by the same twins.
+/// frequent call is a lone charge of a bucket, a fixed window or a sliding window. The script decides such a
+/// charge with the same twins, before it creates any of these functions.
 const TEXT: &str = concat!(
     part!("clock"),
     "do\n",

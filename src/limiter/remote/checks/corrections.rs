@@ -119,7 +119,7 @@ impl<B: Backend> Checks<B> {
         Ok(async move { result.await.unwrap_or_else(|_| Err(Unanswered::RefundNotSent.into())) })
     }
 
-    /// Sends the next refund of a queue. The answer to that refund sends the refund after it.
+    /// Sends the next refund of a queue. When that refund is answered, the refund after it is sent.
     fn send_next_refund(self: &Arc<Self>, tag: Tag) -> Refunded<B> {
         let mut result = Ok(());
         while let Some((refund, callers)) = self.queue_refunds.next(tag) {

@@ -41,7 +41,8 @@ impl<B: Backend> Checks<B> {
         Claim { holder: self.holdings.holder(), standing: self.lines.standing(charge), ..Claim::default() }
     }
 
-    /// Puts the answer to a request into its charges. Returns whether the store decided them in one step.
+    /// Puts the answer to a request into its charges. Returns whether the store decided the charges in one
+    /// step.
     ///
     /// # Errors
     /// Returns the reason why there is no answer. In that case the set has the receipts of the charges that
@@ -81,7 +82,7 @@ impl<B: Backend> Checks<B> {
         self.report_forgotten(landed.forgotten);
     }
 
-    /// Returns the units of a receipt, and hands the result to its caller.
+    /// Returns the units of a receipt to the store, and passes the result to `sender`.
     pub(super) fn return_place(
         self: &Arc<Self>,
         refund: &Refund,

@@ -33,7 +33,7 @@ pub(super) struct AskOptions {
     pub(super) sent: Timestamp,
     /// True if the denial of another check may answer this check.
     pub(super) repeats: bool,
-    /// True if these are all of the charges that the store decides.
+    /// True if the request has all of the set's charges that the store decides.
     pub(super) is_alone: bool,
 }
 
@@ -173,7 +173,8 @@ pub(super) fn put_together<E>(parts: Vec<Result<Set, E>>) -> Result<Decision, E>
     Ok(set::decide(whole).0)
 }
 
-/// Puts the decisions about these charges into the set. Returns whether the store decided them in one step.
+/// Puts the decisions about these charges into the set. Returns whether the store decided the charges in one
+/// step.
 pub(super) fn put_decisions<E: From<Unanswered>>(set: &mut Set, answer: Result<Answer<E>, E>) -> Result<bool, E> {
     let (decision, in_one_step, failed) = match answer? {
         Answer::Decided(decision) => (decision, true, None),

@@ -75,7 +75,8 @@ impl CallLimits {
 pub(crate) enum Calls {
     /// The calls share a connection. The number of calls follows from the duration of a call.
     Pipelined,
-    /// Each call uses its own connection, or costs the store as much as if it were sent together with other calls.
+    /// Each call uses its own connection, or separate calls cost the store the same as calls that are sent
+    /// together.
     Separate(usize),
 }
 
@@ -93,8 +94,8 @@ pub(crate) trait LaneQueue<F: RemoteStore<Queue = Self>>: Default + Send + 'stat
     /// Returns the number of waiting units that are sent before a check that arrives now.
     fn before_a_check(&self) -> usize;
 
-    /// Moves requests of at most `room` units into the batch. Returns what the flight holds, and its number of units.
-    /// Returns `None` if the batch is empty.
+    /// Moves requests of at most `room` units into the batch. Returns the keys that the flight holds, and the
+    /// number of the batch's units. Returns `None` if the batch is empty.
     fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<(Self::Held, usize)>;
 
     /// Releases what a flight held. Requests whose callers have gone are moved to `gone`, so that the requests are
@@ -172,7 +173,7 @@ impl<F: RemoteStore> Batch<F> {
 
 /// Receives the answer to a request, in the task of its flight.
 pub(crate) trait Receiver<A, E>: Send {
-    /// Returns whether the answer is no longer needed. Such a request is not sent.
+    /// Returns whether the answer is no longer needed. A request whose answer is no longer needed is not sent.
     fn is_gone(&self) -> bool {
         false
     }
@@ -227,7 +228,7 @@ impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)> Drop for AnswerFn<A, E, F>
 pub(crate) struct QueuedRequest<F: RemoteStore> {
     pub(super) request: F::Request,
     pub(super) receiver: Box<dyn Receiver<F::Answer, F::Error>>,
-    /// The number of earlier requests of its lane.
+    /// The number of earlier requests of the same lane.
     pub(super) number: u64,
     pub(super) since: Instant,
     /// A check's deadline. `None` for a correction, which has no deadline.

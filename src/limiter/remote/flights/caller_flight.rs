@@ -1,4 +1,4 @@
-//! A flight that a caller drives, and not a task.
+//! A flight that is driven by a caller instead of a task.
 //!
 //! With such a flight, a lone check is polled no more often than a bare call. With a task for each flight, two
 //! threads of a runtime would wake each other for each check, which takes a quarter of the check's time
@@ -99,9 +99,9 @@ impl CallerFlight {
         }
     }
 
-    /// Drives the flight, in the caller's task and in the context of the limiter's runtime, to which its timers
-    /// belong. Returns whether the caller's next poll has to drive the flight. Otherwise the flight has ended, or is
-    /// a task.
+    /// Drives the flight, in the caller's task and in the context of the limiter's runtime, to which the
+    /// flight's timers belong. Returns whether the caller's next poll has to drive the flight. `false` means
+    /// that the flight has ended or is a task.
     fn drive(&self, cx: &mut Context<'_>) -> bool {
         let Some(mut flight) = self.take_to_poll() else { return false };
         let mut has_ended = true; // also by a panic of an observer, which is kept from the caller as a task keeps it

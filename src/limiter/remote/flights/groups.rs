@@ -1,12 +1,12 @@
 //! The queue of a lane in which requests with a key in common share a flight.
 //!
-//! Requests that are linked by common keys form a group, and a key is in only one flight at a time. Requests that
-//! arrive during that flight wait, and go together in the next flight. When a flight has ended, the waiting requests
-//! are grouped anew. Groups that share no key can share a flight.
+//! Requests that are linked by common keys form a group, and a key is in only one flight at a time. Requests
+//! with a key of a flight under way wait, and share the next flight. When a flight has ended, the waiting
+//! requests are grouped anew. Groups that share no key can share a flight.
 //!
-//! A request can join groups whose flights are under way. If a later request would join such a flight to a group that
-//! is ready to fly, that group is closed first. So no request waits for flights with other keys that began after the
-//! request arrived.
+//! A request can join groups whose flights are under way. If a later request would merge a group whose flight
+//! is under way with a group that is ready to fly, the ready group is closed first. So no request waits for
+//! flights with other keys that began after the request arrived.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -249,8 +249,8 @@ where
         }
     }
 
-    /// Takes requests out of a group that may fly, at most as many as one flight may have. Returns `None` if the
-    /// group has become part of another group.
+    /// Takes requests out of a group that may fly, up to the maximum of one flight. Returns `None` if the group
+    /// has become part of another group.
     fn close(&mut self, number: u64) -> Option<(Keys, Vec<QueuedRequest<F>>)> {
         let group = self.groups.get_mut(&number).filter(|group| group.is_ready)?;
         let (mut batch, mut keys) = (Vec::new(), Keys::new());

@@ -1,11 +1,12 @@
 //! Finds out which part of a call's time the limiters of a store cause together, and which part other clients cause.
 //!
-//! To one process, a server whose neighbours run long scripts looks like a server that twenty processes of this crate
-//! fill. If calls take long because of neighbours, this process may send more, at no cost to others. If calls take
-//! long because of this crate's processes, and these send more, nearly every answer would come too late. So while
-//! calls take long, all limiters of a store halve their windows at the same times: in every second [`HalvingPhase`]
-//! of the store's clock, whose time its answers report. The time that limiters cause is halved in such a phase, and
-//! the time that others cause is not. The two measured times give the time of a call while no limiter sends anything.
+//! A process sees no difference between a server on which other clients run long scripts and a server that
+//! twenty processes of this crate fill. If other clients make the calls long, this process may send more
+//! without a cost to others. If processes of this crate made the calls long and then sent even more, nearly
+//! every answer would come too late. So while calls take long, all limiters of a store halve their windows at
+//! the same times: in every second [`HalvingPhase`] of the store's clock, which the store's answers report. The
+//! time that limiters cause is halved in such a phase, and the time that others cause is not. The two measured
+//! times give the time of a call while no limiter sends anything.
 
 use std::time::Duration;
 
@@ -45,8 +46,8 @@ impl StoreClock {
         Self { stated, sent, answered }
     }
 
-    /// Returns the time that the clock shows when a call that is sent now reaches the store, if this call takes as
-    /// long to arrive as the last call.
+    /// Returns the time that the clock shows when a call that is sent now reaches the store, if this call takes
+    /// the same time to arrive as the last call.
     pub(super) fn at_arrival(self, now: Instant) -> Timestamp {
         self.stated.saturating_add(now.saturating_duration_since(self.sent))
     }
@@ -96,9 +97,9 @@ pub(super) struct Finding {
 }
 
 impl Halving {
-    /// Records a call. Returns the finding of the last pair of phases if this call belongs to the next pair. There
-    /// is no finding unless this limiter had fewer requests in flight while its window was halved, because halving a
-    /// window that is not full changes nothing.
+    /// Records a call. Returns the finding of the last pair of phases if this call belongs to the next pair.
+    /// There is a finding only if this limiter had fewer requests in flight while its window was halved,
+    /// because halving a window that is not full changes nothing.
     pub(super) fn record(&mut self, phase: HalvingPhase, took: u64, in_flight: u64) -> Option<Finding> {
         let finding = if phase.pair == self.pair { None } else { self.finding() };
         if phase.pair != self.pair {

@@ -1,10 +1,10 @@
-//! Takes the requests of a limiter to its store, at most as many as the store answers in time.
+//! Sends the requests of a limiter to its store, but no more than the store can answer in time.
 //!
 //! A flight is one call of the store. Requests that arrive while flights are under way wait, and then share the next
-//! flight. The lane's [`LaneQueue`] says which requests may share a flight. In a [`Queue`], any requests to a Redis
-//! server may share one. In [`Groups`], a flight takes only requests that have no key in common with a flight under
-//! way. The durations of calls determine how many flights there are, and which requests are not sent because their
-//! answers would come too late ([`load_window`]).
+//! flight. The lane's [`LaneQueue`] says which requests may share a flight. In a [`Queue`], any requests to a
+//! Redis server may share a flight. In [`Groups`], a flight takes only requests that have no key in common with
+//! a flight under way. The durations of calls determine how many flights there are, and which requests are not
+//! sent because their answers would come too late ([`load_window`]).
 //!
 //! An idle lane sends at once, so a request waits for no timer. A flight is a task of the limiter's runtime. As long
 //! as no other request waits, the caller of a request may drive its flight instead ([`caller_flight`]). So no
@@ -68,8 +68,8 @@ struct Lane<F: RemoteStore> {
     queue: F::Queue,
     window: LoadWindow,
     quickest: QuickestCall,
-    /// The store's clock according to the last answer that reported it. `None` if the store does
-    /// not report it.
+    /// The store's clock according to the last answer that reported it. `None` if the store does not report its
+    /// time.
     clock: Option<StoreClock>,
     flights: usize,
     /// The number of units in flight, counted in the same way as in `window`.
@@ -102,8 +102,8 @@ struct Queued {
 }
 
 impl<F: RemoteStore> Flights<F> {
-    /// Makes `lanes` lanes. At most `most` checks wait or are in flight in all of them together.
-    /// `runtime` runs the flights as tasks.
+    /// Makes `lanes` lanes. At most `most` checks wait or are in flight in all lanes together. `runtime` runs
+    /// the flights as tasks.
     pub(crate) fn new(store: F, lanes: u16, most: usize, deadline: Duration, runtime: Handle) -> Self {
         let lanes = (0..lanes.max(1)).map(|_| Mutex::new(Lane::new())).collect();
         Self(Arc::new(Lanes { store, lanes, deadline, permits: Permits::new(most), runtime }))
@@ -466,7 +466,7 @@ enum FlightState<F: RemoteStore> {
 
 impl<F: RemoteStore> Flight<F> {
     /// Ends the flight, unless it goes on with requests that wait. Returns whether it has ended. A flight that goes on
-    /// becomes a task: its caller has its answer, so no waiting request may depend on that caller.
+    /// becomes a task: its caller already has an answer, and no waiting request may depend on that caller.
     fn finish(&mut self, result: CallResult, until: Instant) -> bool {
         let now = Instant::now();
         let (mut gone, mut resting) = (Vec::new(), None);

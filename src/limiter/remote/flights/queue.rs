@@ -15,8 +15,8 @@ pub(crate) struct Queue<F: RemoteStore> {
 /// The maximum number of requests of each kind for which a queue without flights keeps memory.
 pub(super) const SPARE: usize = 16;
 
-/// If checks could fill a flight, corrections get at most 1/`SHARE` of its room, but room for at
-/// least one.
+/// If there are enough checks to fill a flight, corrections get at most 1/`SHARE` of its room, but room for at
+/// least one correction.
 const SHARE: usize = 4;
 
 impl<F: RemoteStore> Default for Queue<F> {

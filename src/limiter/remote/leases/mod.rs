@@ -1,9 +1,9 @@
 //! Leases for hot keys: a process takes several units in one call, and hands them out without asking the store.
 //!
-//! The process takes leased units from the quota before it uses them, so the total is never exceeded. Only the time
-//! of their use moves, because units that were leased earlier may be used now. So `n` processes with leases of at
-//! most `m` units admit in any interval at most the quota's bound plus `n·m`. Other processes cannot take the units
-//! that one process holds: at most `m` units, for [`HELD`].
+//! The process takes leased units from the quota before it uses them, so the total is never exceeded. Only the
+//! time of use changes, because units that were leased earlier may be used now. So `n` processes with leases of
+//! at most `m` units admit in any interval at most the quota's bound plus `n·m`. Other processes cannot take
+//! the units that one process holds: at most `m` units, for [`HELD`].
 //!
 //! A key is leased as soon as its requests take [`HOT`] units in one [`SPAN`]. A lease has the
 //! units of [`WORTH`] spans at the key's present rate, but at most 1/[`PART`] of the remaining
@@ -98,8 +98,8 @@ impl Leases {
         Self { slots: (0..SLOTS).map(|_| Mutex::new(None)).collect(), tags, clock, most }
     }
 
-    /// Takes a charge's units from a lease, if a lease has enough. Returns the charge's decision if
-    /// a lease granted it, and the next lease to request, if any.
+    /// Takes a charge's units from a lease, if a lease has enough units. Returns the charge's decision if a
+    /// lease granted it, and the next lease to request, if any.
     pub(crate) fn take(&self, charge: &Charge<'_>) -> (Option<ChargeDecision>, Option<Wanted>) {
         if charge.effect != Effect::Enforce || charge.cost == 0 || !can_be_leased(charge.policy) {
             return (None, None);
@@ -197,9 +197,9 @@ impl Leases {
 }
 
 /// Returns whether units of this policy can be leased. Returns `false` for a queue, because each
-/// request needs its own departure, and for a quota that counts denied requests, because it has to
-/// see them. Also returns `false` for a block or a meter: an unused leased unit would be a strike
-/// or be billed.
+/// request needs its own departure, and for a quota that counts denied requests, because it has to see every
+/// denied request. Also returns `false` for a block or a meter: an unused leased unit would be a strike or be
+/// billed.
 fn can_be_leased(policy: &Policy) -> bool {
     let algorithm = policy.quota().algorithm();
     algorithm.is_rate() && algorithm != Algorithm::LeakyQueue && !policy.quota().counts_denied()

@@ -29,8 +29,8 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_AGAIN: (Duration, u32) = (Duration::from_secs(10), 3);
 const UNCONFIRMED: Duration = Duration::from_secs(30);
 
-/// The default of `Config::keepalives_idle`. A configuration with this value counts as one in which
-/// the application has not set it.
+/// The default of `Config::keepalives_idle`. The store treats this value as if the application had not set the
+/// option.
 const KEEPALIVE_UNSET: Duration = Duration::from_secs(2 * 3_600);
 
 /// The longest time for connecting to a host, unless the configuration sets another time.
@@ -81,7 +81,7 @@ impl PostgresStoreBuilder {
     }
 
     /// Creates the table if it is missing. By default the table must exist. An existing table is not changed,
-    /// logged or not.
+    /// whether it is logged or not.
     pub fn create_table(mut self, durability: Durability) -> Self {
         self.created = Some(durability);
         self

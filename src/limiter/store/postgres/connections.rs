@@ -8,10 +8,10 @@
 //! A connection without an answer for [`LATE`] is used only if no other connection is open or can
 //! be opened. A connection without an answer for [`SILENT`] is given up: its statement is
 //! cancelled, and the connection is closed. So a server that hangs, or another transaction that has
-//! locked the table, does not hold more than a bounded number of connections.
+//! locked the table, holds only a bounded number of connections.
 //!
 //! A connection that was idle for [`PING`] is probed. If the server does not answer the probe, the
-//! connection is closed, and a new connection is opened if it was the last. So no check fails
+//! connection is closed, and a new connection is opened if the closed one was the last. So no check fails
 //! because a firewall has silently dropped a connection.
 
 use std::fmt;
@@ -93,7 +93,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 ///
 /// * Run a statement at most once, and not within a transaction.
 /// * A limiter drops the future if there is no answer in time. So a pool should not hand out a connection with a
-///   statement still under way. If it does, the next user of that connection waits for the statement.
+///   statement still under way. Otherwise the next user of that connection waits for the statement.
 /// * A future that waits for a free connection and is dropped must not run the statement later.
 pub trait Connections: Send + Sync + 'static {
     /// Runs a statement with [`Statement::run`].
@@ -126,7 +126,7 @@ struct PoolState {
     next: u64,
     /// The attempt under way to open a connection.
     attempt: Option<Attempt>,
-    /// While a connection is open, no attempt is made before this instant.
+    /// While a connection is open, no attempt to open another one is made before this instant.
     pause: Option<Deadline>,
 }
 
@@ -199,7 +199,7 @@ impl Connections for OwnConnections {
 }
 
 /// A statement under way. The first poll sends it. If the caller stops waiting, a task waits for
-/// the answer, and the connection counts as busy until then.
+/// the answer, and the connection counts as busy until the answer comes.
 struct UnderWay {
     answer: Option<BoxFuture<'static, Result<Rows, tokio_postgres::Error>>>,
     runtime: Handle,

@@ -17,8 +17,8 @@
 //! ```
 //!
 //! * A statement has up to 64 keys, and any number of checks of each key. In addition to the flush,
-//!   a statement costs the server 0.02 ms for each key. So the processor is the limit before the
-//!   disk, and a few connections are enough. More connections only shorten the wait.
+//!   a statement costs the server 0.02 ms for each key. So the processor reaches its limit before the disk, and
+//!   a few connections are enough. More connections only shorten the wait.
 //! * The statements of one key run one after the other, and each statement has all checks of the
 //!   key that wait. So one process decides any number of checks of a hot key, each of them within
 //!   two statements.
@@ -44,7 +44,7 @@
 //! | 8 ms | 2,661 | 48 | 362 | 2,661 |
 //!
 //! A check took 1.9 transactions if nearly every key was new to the process, and 0.5 to 0.9 if many
-//! checks shared a transaction. Checks beyond what the server carries fail at once, as
+//! checks shared a transaction. Checks that the server cannot carry fail at once, as
 //! [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded), and cost the server nothing.
 //!
 //! A statement of an unlogged table waits for no flush. So the processor limits the checks of an
@@ -55,27 +55,26 @@
 //! While a transaction is open anywhere in the server, such as a long report or a dump, PostgreSQL
 //! keeps the old versions of all rows that the transaction could still see. Meanwhile the row of a
 //! key that is charged often collects old versions, and each check has to skip them. After a
-//! transaction had been open for 100 s, and 22,000 checks of one key had been made, a check took
-//! five times as much of the server's processor time. After the transaction's end, a check took 1.2
-//! times as much, and the space is used again. If reports run for hours, use a standby for them.
+//! transaction had been open for 100 s, and 22,000 checks of one key had been made, a check took five times the
+//! usual processor time of the server. After the transaction's end, a check took 1.2 times the usual time, and
+//! the space of old versions is used again. If reports run for hours, use a standby for them.
 //!
 //! # Many processes and one key
 //!
 //! Checks of one key within a process share a statement, so one process can decide many of them in
-//! a second, even if the server is slow. Processes compete for a key. The process that loses
-//! decides again at once, on the current value. A process that won after several losses lets the
-//! other processes go first, for up to 8 ms. A check that cannot win the key by its deadline fails
-//! as [`Contended`](crate::limiter::StoreErrorKind::Contended). In a measurement, eight processes
-//! of four tasks each charged one key without a pause on two busy processors. Of 160,000 checks,
-//! 4 % missed the deadline of 50 ms, and 0.1 % lost the key to other processes. With 32 limiters, a
-//! third of the checks missed the deadline. So give such a key a longer deadline: 3 % of the checks
-//! missed a deadline of 200 ms.
+//! a second, even if the server is slow. Processes compete for a key. A process that loses a key to another
+//! process decides again at once, on the current value. A process that won after several losses lets the other
+//! processes go first, for up to 8 ms. A check that cannot win the key by its deadline fails as
+//! [`Contended`](crate::limiter::StoreErrorKind::Contended). In a measurement, eight processes of four tasks
+//! each charged one key without a pause on two busy processors. Of 160,000 checks, 4 % missed the deadline of
+//! 50 ms, and 0.1 % lost the key to other processes. With 32 limiters, a third of the checks missed the
+//! deadline. So give such a key a longer deadline: 3 % of the checks missed a deadline of 200 ms.
 //!
 //! # Connections
 //!
 //! Statements are not prepared, and no setting of a connection is changed. So a PgBouncer that
-//! pools transactions may be between the store and the server. A PgBouncer that pools statements
-//! may be there as well, because each statement is a transaction of its own.
+//! pools transactions may be between the store and the server. A PgBouncer that pools statements works too,
+//! because each statement is a transaction of its own.
 //!
 //! After 30 s without traffic, both TCP and the store probe a connection; the store does so with an
 //! empty statement. If a check fails because of its deadline, its statement keeps the connection

@@ -220,8 +220,9 @@ impl<C: Connections> Inner<C> {
         })
     }
 
-    /// Returns that nothing was changed, and the current values. A separate statement reads these values, because a
-    /// statement that has waited for another transaction does not see the rows which that transaction wrote.
+    /// Returns the answer that nothing was changed, with the current values. A separate statement reads these
+    /// values, because a statement that has waited for another transaction does not see the rows which that
+    /// transaction wrote.
     async fn conflict(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
         let loaded = self.load(changes.iter().map(|change| change.key.to_string()).collect()).await?;
         Ok(timed(Swapped::conflict(loaded.values().to_vec()), loaded.now()))
