@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use crate::base::time::micros_ceil;
 use crate::base::wait::Wait;
 
-/// How many low bits of a receipt's `part` hold the number. The higher bits hold notes of limiters.
+/// How many low bits of a receipt's `part` hold the limiter's number. The higher bits hold notes of
+/// limiters.
 const PART_BITS: u32 = 56;
 const PART: u64 = (1 << PART_BITS) - 1;
 
@@ -271,9 +272,9 @@ impl ChargeDecision {
     }
 
     /// Returns the rank of a policy among the policies of a request. The policy with the lowest rank binds. If
-    /// several policies have this rank, the first of them binds. Policies that refuse have the lowest ranks, ordered
-    /// from the longest wait to the shortest. All other policies follow, ordered from the fewest remaining units to
-    /// the most.
+    /// several policies share the lowest rank, the first of them binds. Policies that refuse have the lowest ranks,
+    /// ordered from the longest wait to the shortest. All other policies follow, ordered from the fewest remaining
+    /// units to the most.
     pub(crate) fn binding_rank(&self, refuses: bool) -> (bool, Reverse<Wait>, u64) {
         if refuses { (false, Reverse(self.wait()), 0) } else { (true, Reverse(Wait::None), self.remaining) }
     }
@@ -377,8 +378,8 @@ impl ChargeDecision {
     }
 
     /// Copies the answer of a called function word by word. If an answer may come either from a call or from inlined
-    /// code, this copy makes the compiler build it in registers. Without this copy, the compiler would copy words that
-    /// were just written, which stalls on store forwarding.
+    /// code, this copy makes the compiler build the answer in registers. Without this copy, the compiler would copy
+    /// words that were just written, which stalls on store forwarding.
     #[inline(always)]
     pub(crate) fn in_words(self) -> Self {
         let Self { limit, remaining, reset_us, retry_us, window_us, delay_us, position, receipt } = self;

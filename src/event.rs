@@ -79,7 +79,7 @@ pub enum LimiterEvent {
     /// A new key was denied because the table is full.
     Full,
     /// More than 16,382 quotas have live states, and a limiter has numbers for at most 16,382 quotas.
-    /// The limiter also enforces further quotas, and their keys keep what they have used. The states of
+    /// The limiter also enforces further quotas, and keeps the usage of their keys. The states of
     /// further quotas take more memory and time, and are not in snapshots. If the table is full, these
     /// states can be evicted, even those of [meters](crate::Quota::meter), which otherwise are never
     /// evicted. Reported at most every ten seconds.
@@ -167,8 +167,8 @@ pub enum LimiterEvent {
     /// Checks succeed again after [`StoreFailed`](Self::StoreFailed): a check has succeeded, and no check has failed
     /// for five seconds.
     StoreRecovered,
-    /// A correction after the response did not reach the store. The correction was a refund, or a charge of the
-    /// units by which a request cost more than it was charged. Reported for each lost call.
+    /// A correction after the response did not reach the store. The correction was a refund, or an additional
+    /// charge for a request that cost more units than it had been charged. Reported for each lost call.
     #[non_exhaustive]
     CorrectionLost {
         /// The number of charges that the call should have corrected.

@@ -108,7 +108,7 @@
 //!
 //! # Rust version
 //!
-//! Rust 1.85 or later. A release that requires a higher version is a minor release.
+//! Rust 1.85 or later. A release that requires a higher version of Rust is a minor release.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

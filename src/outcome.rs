@@ -70,8 +70,8 @@ labelled! {
         Exempt = "exempt",
         /// An access list denied the client, and the request was refused.
         Denied = "denied",
-        /// The request had no key and was refused. The status is 400, or 500 if the rule's key is the client's address
-        /// and the server does not provide that address, which no client can change.
+        /// The request had no key and was refused. The status is 400. It is 500 if the rule's key is the client's
+        /// address and the server does not provide that address, because no client can change that.
         KeyMissing = "key_missing",
         /// The limiter failed, and the request passed.
         FailedOpen = "failed_open",
@@ -447,8 +447,9 @@ pub trait Observer: Send + Sync {
     /// the key that was charged, `taken` are the units that the request took, and `is_near` is the value of
     /// [`PolicyStatus::is_near`].
     ///
-    /// Return `true` if the observer does not need the [`Outcome`]. For such a request the layer makes no outcome,
-    /// which would take longer than the usual decision, and does not call `on_outcome`. The default returns `false`.
+    /// Return `true` if the observer does not need the [`Outcome`]. After `true`, the layer makes no outcome for the
+    /// request, which would take longer than the usual decision, and does not call `on_outcome`. The default returns
+    /// `false`.
     ///
     /// A layer may skip `on_allowed` and call only `on_outcome`.
     fn on_allowed(&self, policy: &Policy, key: &Key, taken: u64, is_near: bool) -> bool {
@@ -517,8 +518,8 @@ pub trait Observer: Send + Sync {
 
     /// Returns a number that identifies this observer: by default the address of this value.
     ///
-    /// A limiter reports each event once to observers with the same number, so that several layers can pass the same
-    /// observer to it. An observer whose clones share their state returns an address in that state, as
+    /// A limiter reports each event once to observers with the same number, so that several layers can pass one
+    /// observer to one limiter. An observer whose clones share their state returns an address in that state, as
     /// [`Stats`](crate::guide::observing) does. An `Arc` of an observer returns the number of the observer in it.
     fn identity(&self) -> usize {
         std::ptr::from_ref(self).cast::<()>().addr()

@@ -110,10 +110,10 @@ impl Policy {
         if self.has_quota_of_request() { QUOTA_OF_REQUEST.to_owned() } else { self.quota().to_string() }
     }
 
-    /// Returns the unit of the quota, which clients see: `content-bytes` for a quota that
-    /// [counts bytes](Quota::in_bytes), `concurrent-requests` for a
-    /// [concurrency limit](Quota::concurrent), otherwise `requests`, unless the policy's rule
-    /// [states](crate::Rule::unit) another.
+    /// Returns the unit of the quota, which clients see. If the policy's rule
+    /// [states](crate::Rule::unit) no unit, the unit is `content-bytes` for a quota that [counts
+    /// bytes](Quota::in_bytes), `concurrent-requests` for a [concurrency limit](Quota::concurrent),
+    /// and `requests` for any other quota.
     #[must_use]
     pub fn unit(&self) -> &str {
         let default = match self.limits_in_flight() {

@@ -24,7 +24,7 @@ pub(crate) enum List {
 pub(crate) struct ListMember<'a> {
     pub(crate) raw: &'a [u8],
     /// The policy's name with its quotes. A name has only one spelling, so names are compared byte by
-    /// byte. For nameless items, the whole item.
+    /// byte. If the item has no name, this is the whole item.
     pub(crate) name: &'a [u8],
     /// The value of `r` or `q`, or the integer of a nameless item.
     pub(crate) units: u64,
@@ -85,8 +85,8 @@ pub(crate) fn for_each_item<'a>(
 /// Parses draft 07's dictionary. Returns `None` if the value is not a dictionary. Ignores values that
 /// are not integers, and keys that are not known.
 ///
-/// Also reads the dictionary that Zendesk writes, with semicolons and with `total` and `resets` for two
-/// of the keys.
+/// Also reads Zendesk's dictionary, which has semicolons between its members and calls two of the keys
+/// `total` and `resets`.
 pub(crate) fn dictionary(value: &[u8]) -> Option<Dictionary> {
     let mut found = Dictionary::default();
     for member in value.split(|byte| matches!(byte, b',' | b';')) {
@@ -205,7 +205,8 @@ fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<ListMember<'a>> {
     Some(ListMember { raw, name, units: units?, seconds, unit, units_now, millis, partition })
 }
 
-/// Parses a parameter's value. Returns `Some(None)` if the parameter is of another type.
+/// Parses a parameter's value. Returns `Some(None)` if the value has another type than `parse`
+/// expects.
 fn value<'a, T>(rest: &mut Cursor<'a>, parse: impl Fn(&mut Cursor<'a>) -> Option<T>) -> Option<Option<T>> {
     if !rest.next_is(b'=') {
         return Some(None); // it is true
@@ -219,7 +220,7 @@ fn value<'a, T>(rest: &mut Cursor<'a>, parse: impl Fn(&mut Cursor<'a>) -> Option
     Some(found)
 }
 
-/// Returns `None` if the parameter is present but has another type.
+/// Returns `None` if the parameter is present but has a wrong type.
 #[expect(clippy::option_option, reason = "outside, `None` is a wrong type, and inside, no parameter")]
 fn typed<T>(parameter: Option<Option<T>>) -> Option<Option<T>> {
     parameter.map_or(Some(None), |found| found.map(Some))

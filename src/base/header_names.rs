@@ -179,8 +179,8 @@ pub(crate) fn are_of_one_family(name: &str, other: &str) -> bool {
     group(name).is_some_and(|own| group(other) == Some(own))
 }
 
-/// Returns the rest of a header's name without `word`, if the name begins or ends with `word`. A period
-/// that is the whole rest of the name stays, because the period names the group.
+/// Returns the rest of a header's name without `word`, if the name begins or ends with `word`. If the
+/// whole rest is `word` and `word` is a period, returns the period, because it names the group.
 fn without<'a>(rest: &'a str, word: &str) -> Option<&'a str> {
     if rest == word {
         return Some(if period(rest).is_some() { rest } else { "" });

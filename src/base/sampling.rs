@@ -3,8 +3,8 @@
 
 use proptest::prelude::ProptestConfig;
 
-/// A test that tries a sample tries one in this many cases. The number is prime, so that a sample of a table does
-/// not leave out every second or third kind of case.
+/// The number of all cases of a test, divided by the number of cases in its sample. The number is prime, so
+/// that a sample of a table does not leave out every second or third kind of case.
 const SAMPLE: u32 = 19;
 
 /// Returns the factor for the number of cases that `RATELIMIT_CAMPAIGN` states, or `None` for a sample.

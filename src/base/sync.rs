@@ -106,8 +106,8 @@ pub(crate) fn polled_again<T>() -> Poll<T> {
     Poll::Pending
 }
 
-/// Waits a moment for another thread that holds a slot. At first the wait spins. Later it yields the
-/// processor, because the other thread may have been preempted.
+/// Waits a moment for another thread that holds a slot. At first the wait spins. Later the wait
+/// yields the processor, because the other thread may have been preempted.
 #[derive(Default)]
 pub(crate) struct Backoff(u32);
 

@@ -20,8 +20,8 @@ use std::time::Duration;
 /// ```
 ///
 /// The greatest of several waits is the wait for all of them. [`Never`](Self::Never) is above every
-/// duration. A known duration is above [`Unknown`](Self::Unknown), because at least this duration
-/// certainly has to pass.
+/// duration. A known duration is above [`Unknown`](Self::Unknown), because the wait for both takes
+/// at least the known duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Wait {

@@ -101,8 +101,8 @@ impl Advice {
     /// [`Wait::Never`], because another request with a smaller cost may pass even if the server
     /// [forbids a retry](Self::forbids_retry) of this request.
     ///
-    /// * [`retry_after`](Self::retry_after) takes precedence, as the drafts require, because a reset
-    ///   may be the time until the quota is full again.
+    /// * [`retry_after`](Self::retry_after) takes precedence over resets, as the drafts require,
+    ///   because a reset may be the time until the quota is full again.
     /// * If `retry_after` is `None`, the wait ends at the latest reset of the
     ///   [exhausted](PolicyAdvice::is_exhausted) policies. If the server reports when the quota is full again,
     ///   as OpenAI does, the wait is longer than the next request needs.

@@ -79,9 +79,9 @@
 //!   time. A date in the past is read as a time of zero.
 //! * All times round up. No time is longer than 366 days, the longest period of a quota. A longer
 //!   `Retry-After` is read as 366 days, and a longer reset or window is unknown.
-//! * A date more than 366 days ago is unknown. In `Retry-After`, a number that would be such a date, or
-//!   that has more than 15 digits, is read as 366 days, because the standard of `Retry-After` defines
-//!   numbers as seconds.
+//! * A date more than 366 days ago is unknown. In `Retry-After`, a number is read as 366 days if it
+//!   would be a date more than 366 days ago, or if it has more than 15 digits, because the standard of
+//!   `Retry-After` defines numbers as seconds.
 //!
 //! # Hostile servers
 //!

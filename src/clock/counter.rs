@@ -10,7 +10,8 @@ use crate::base::sync::{Mutex, try_lock};
 /// The time in microseconds for which the counter is trusted after an answer of the operating system.
 const TRUSTED_US: u64 = 1_000;
 
-/// While another thread asks the operating system, the counter is trusted for this many times as long.
+/// While another thread asks the operating system, the time for which the counter is trusted is multiplied by this
+/// factor.
 const PATIENCE: u64 = 16;
 
 /// Between two answers of the operating system, the clock is slower than the counter by one part in this many. The

@@ -205,8 +205,8 @@ cases! {
     /// Runs the cases of a quota that the limiter supports.
     fn run;
 
-    /// From rest, exactly the capacity passes, unit by unit. Only a leaky queue delays requests that
-    /// pass.
+    /// If no units are in use, exactly the capacity passes, unit by unit. Only a leaky queue delays
+    /// requests that pass.
     #[fix = "see Limiter::take: allow a cost that fits into the remaining units, and count the units that are taken"]
     async fn capacity_passes_from_rest(bench) {
         for left in (0..CAPACITY).rev() {
@@ -342,7 +342,8 @@ cases! {
         same("remaining in the original", bench.left().await?, 0)
     }
 
-    /// Of several charges, all are taken or none, and each is reported with its state afterwards.
+    /// Several charges are all taken or none, and the answer has the state of each charge
+    /// afterwards.
     #[fix = "decide about every charge of a set before you write any of them"]
     async fn several_charges_are_all_taken_or_none(bench) {
         let (two, b) = (bench.other("two")?, key("b"));
@@ -534,7 +535,7 @@ cases! {
         same("remaining of another key after a reset", bench.left_of(&bench.policy, &b).await?, CAPACITY - 3)
     }
 
-    /// Of concurrent takes on several threads, exactly as many pass as fit.
+    /// If several threads take units concurrently, exactly the capacity passes.
     #[fix = "decide and write under one lock, or in one atomic step"]
     async fn concurrent_takes_are_counted_exactly(bench) {
         let passed = passed_concurrently(bench, std::slice::from_ref(&bench.policy)).await?;
@@ -689,7 +690,7 @@ cases! {
         ensure(passed, &format!("the cost was denied again after its wait, {wait:?}"))
     }
 
-    /// In a long time, as many units pass as the quota allows: no more, and not many fewer.
+    /// In a long time, no more units pass than the quota allows, and not many fewer.
     #[fix = "see Quota::period: make units come back at the rate of the quota, independently of the reported waits"]
     async fn units_come_back_at_the_rate_of_the_quota(bench) {
         const REFILLS: u64 = 5;

@@ -183,9 +183,9 @@ impl FleetChange {
         Self { target, value: None, lasting: None, seen: None }
     }
 
-    /// Makes a change from texts that a form or a program sent. `subject` is the network or the key. A text that is an
-    /// address stands for the key of that address, and any other text for the key of the text. Without a value, the
-    /// change ends the entry.
+    /// Makes a change from texts that a form or a program sent. `subject` is the network or the key. If a key is given
+    /// as the text of an address, the subject is the key of that address. Otherwise it is the key of the text. Without
+    /// a value, the change ends the entry.
     ///
     /// # Errors
     /// Returns an error if the subject is missing or cannot be read, or if there is a subject for a kind that has none.

@@ -268,7 +268,7 @@ fn conflict(by: &str, at: Timestamp, revision: u64, why: &str) -> FleetError {
     FleetError::new(FleetErrorKind::Conflict, message)
 }
 
-/// Returns the change that puts the rules before the last change in force again.
+/// Returns the change that restores the rules which were in force before the last change.
 pub(super) fn rollback(document: &FleetDocument, name: &str) -> Result<FleetChange, FleetError> {
     let target = |kind| FleetTarget::new(kind, name);
     let (rules, former) = (target(FleetKind::Rules), target(FleetKind::FormerRules));
@@ -303,8 +303,8 @@ fn read_time(word: &str) -> Option<Option<Timestamp>> {
     if word == "-" { Some(None) } else { word.parse().ok().map(|us| Some(Timestamp::from_micros(us))) }
 }
 
-/// Returns the previous entry's text if both texts are equal, so that equal texts share memory. Most entries have
-/// one of a few texts.
+/// Returns the previous entry's text `before` if `text` is equal to it, so that equal texts share memory. Most
+/// entries have one of a few texts.
 fn shared(text: Arc<str>, before: Option<&Arc<str>>) -> Arc<str> {
     before.filter(|before| **before == text).map_or(text, Arc::clone)
 }

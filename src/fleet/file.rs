@@ -54,7 +54,7 @@ impl Inner {
         found.map(Some).ok_or_else(|| "this crate did not write the file".into())
     }
 
-    /// Replaces the file in one step. If the process crashes earlier, the old file is still complete.
+    /// Replaces the file in one step. If the process crashes before that step, the old file is still complete.
     fn write(&self, next: &VersionedText) -> Result<(), BoxError> {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");

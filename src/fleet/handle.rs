@@ -192,7 +192,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Adds an observer of [events](crate::observe::FleetEvent). Of several observers with one
+    /// Adds an observer of [events](crate::observe::FleetEvent). If several observers have one
     /// [identity](Observer::identity), only the first is added. The new observer at once gets the
     /// revision in force, and the error if the store does not answer.
     pub fn observe(&self, observer: impl Observer + 'static) {

@@ -41,9 +41,9 @@
 //!
 //! A process that cannot read the text keeps the settings that it knows, and [says so](FleetInForce::error). If the
 //! store has lost the text, or has an older revision after a failover, a process that knows a newer revision restores
-//! the newer text, within a second after the store answers. So a change is lost only if the store loses it, as Redis
-//! can in a failover, and all processes that know the change end, or another change is made, before it is restored.
-//! Each process ends entries according to its own calendar time.
+//! the newer text, within a second after the store answers. So a change is lost only if two things happen: the store
+//! loses it, as Redis can in a failover, and before a process restores it, another change is made or all processes that
+//! know it end. Each process ends entries according to its own calendar time.
 
 mod change;
 mod document;

@@ -9,13 +9,14 @@ use crate::base::sync::{Mutex, lock};
 use crate::error::BoxError;
 use crate::limiter::{REPORT_MAX, REPORTS_MAX, SharedText, VersionedText};
 
-/// A process reports once in this many readings of the settings, which are a second apart.
+/// The number of readings of the settings from one report of a process to the next. The readings
+/// are a second apart.
 const READINGS: u64 = 5;
 
 /// How long a report is kept.
 const LASTS: Duration = Duration::from_secs(20);
 
-/// How many of the store's places for reports a write tries.
+/// The number of places for reports in the store that a write tries.
 const TRIES: usize = 8;
 
 /// Makes a report. The arguments are the revision and the hash of the operators' settings in force.

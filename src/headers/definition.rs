@@ -274,12 +274,12 @@ impl Headers {
     /// which policies it reports ([`for_policy`](Self::for_policy), [`for_unit`](Self::for_unit)).
     ///
     /// If `self` and `other` have the same header, the header of `self` is sent. If `self` and `other`
-    /// report different policies with this header, all single-valued headers of the format that has it
-    /// in `other` are left out, because clients would read the numbers of both formats as those of one
-    /// quota.
-    /// [`check`](crate::RateLimitLayer::check) then warns. `Retry-After` is sent if `self` or `other`
-    /// sends it. The shorter of the two [longest waits](Self::max_wait) is used. The jitter, the
-    /// partition keys and the clock of `other` are each used only if `self` does not set them.
+    /// report different policies with a single-valued header, all single-valued headers are left out
+    /// of the format in `other` that has this header, because clients would read the numbers of both
+    /// formats as the numbers of one quota. [`check`](crate::RateLimitLayer::check) then warns.
+    /// `Retry-After` is sent if `self` or `other` sends it. The shorter of the two [longest
+    /// waits](Self::max_wait) is used. The jitter, the partition keys and the clock of `other` are
+    /// each used only if `self` does not set them.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         let sends_millis = |headers: &Self| headers.retry_after && headers.retry_after_ms;

@@ -103,8 +103,8 @@ pub(super) fn push_precise(text: &mut Text, precise: Precise) {
     text.push_integer(precise.window_us.div_ceil(1_000));
 }
 
-/// Writes a policy as `"default";q=100;w=60` or `"default";q=100;qu="tokens";w=60`, or for a
-/// nameless list as `100;w=60`. A quota without a window has no `w`.
+/// Writes a policy as `"default";q=100;w=60` or `"default";q=100;qu="tokens";w=60`, or, in a list
+/// without names, as `100;w=60`. A quota without a window has no `w`.
 pub(super) fn push_policy(text: &mut Text, policy: &Policy, advertised: Advertised, list: List) {
     let Advertised { quota, window } = advertised;
     if list != List::Nameless {

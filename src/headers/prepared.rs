@@ -42,7 +42,7 @@ pub(crate) struct PreparedHeaders {
     pub(crate) is_silent_if_passed: bool,
     waits: Waits,
     partition: Option<PartitionKey>,
-    /// The clock for dates. Headers without dates do not read it.
+    /// The clock for dates. Headers without dates do not read the clock.
     pub(super) clock: Arc<dyn Clock>,
     /// The limiter's clock. The limiter's calendar windows begin and end according to this clock.
     windows_clock: Arc<dyn Clock>,

@@ -46,7 +46,7 @@ pub(super) fn write_millis(headers: &mut HeaderMap, ours: Option<HeaderValue>, c
     let _ = headers.try_insert(RETRY_AFTER_MS, value); // the map may be full
 }
 
-/// Reads a number or a date. Returns it in seconds from now.
+/// Reads a number or a date, and returns the seconds from now.
 fn read(value: &HeaderValue, clock: &dyn Clock) -> Option<u64> {
     if let Some(seconds) = fields::integer(value.as_bytes().trim_ascii()) {
         return Some(seconds);

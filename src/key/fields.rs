@@ -30,7 +30,7 @@ pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 ///
 /// All requests with several headers of this name share one key, because the service may read another
 /// value than the charged value. Requests with several headers are not treated as requests without a
-/// key. If they were treated so, a client could send its API key twice to escape a rule with
+/// key, because a client could then send its API key twice to escape a rule with
 /// [`MissingKey::Exempt`](crate::MissingKey::Exempt).
 ///
 /// A client can send any value. Unless an outer layer or a proxy checks the value, a client can invent

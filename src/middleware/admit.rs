@@ -328,8 +328,8 @@ impl Admission {
     }
 
     /// Finishes the response as the layer would: settles each rule according to the response, and adds the layer's
-    /// headers, which report the units that remain after that. Rules that depend on the body are settled when the
-    /// body has ended or was dropped.
+    /// headers, which report the units that remain after the settlement. Rules that depend on the body are settled
+    /// when the body has ended or was dropped.
     ///
     /// ```
     /// use axum::response::{IntoResponse, Response};
@@ -420,8 +420,8 @@ impl fmt::Debug for Admission {
 
 /// A request that a layer refused in a handler. This value holds the response to return.
 ///
-/// With the feature `axum`, it implements axum's `IntoResponse`, so that handlers can return `Result<_, Refused>`.
-/// With the feature `tonic`, it converts into a `tonic::Status`.
+/// With the feature `axum`, this type implements axum's `IntoResponse`, so that handlers can return a
+/// `Result<_, Refused>`. With the feature `tonic`, this type converts into a `tonic::Status`.
 ///
 /// This type is `Send` and `Sync`, so `?` also makes it a `Box<dyn Error + Send + Sync>` or an
 /// `anyhow::Error`.
@@ -430,8 +430,8 @@ pub struct Refused {
     /// The code and the message of the refusal over gRPC.
     #[cfg(feature = "tonic")]
     grpc_status: (u8, &'static str),
-    /// The lock is never taken. The lock makes the type `Sync`, because the body of a responder
-    /// need not be.
+    /// The lock is never taken. The lock makes the type `Sync`, because a responder's body need not
+    /// be `Sync`.
     response: Box<Mutex<Response<RefusalBody>>>,
 }
 
@@ -496,7 +496,8 @@ impl std::error::Error for Refused {}
 /// request. If the cost is known only from the body, call [`admit`](RateLimitLayer::admit) in the handler.
 #[cfg(feature = "axum")]
 pub struct Admit<L = crate::limiter::memory::limiter::MemoryLimiter> {
-    /// The admission. It has the layer's headers, and the handler says with it what stays charged.
+    /// The admission. The admission has the layer's headers. With its methods the handler says
+    /// which units stay charged.
     pub admission: Admission,
     limiter: std::marker::PhantomData<fn() -> L>,
 }

@@ -327,8 +327,8 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the policy for settling the charges of `charged`. The policy is `charged` itself, unless a larger
-    /// quota has replaced its quota. The smaller quota would take no charge if it had no room for the units that
-    /// were used since.
+    /// quota has replaced its quota. The larger quota is used because the smaller quota may have no room for the
+    /// units that were used since, and would then take no charge.
     pub(super) fn policy_now(&self, charged: &Policy) -> Policy {
         self.largest_now(charged, |_| true)
     }
@@ -395,8 +395,8 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the policy in force that has the name of `own` and the largest quota, if this quota has more room than
-    /// that of `own`. Otherwise returns `own`. A quota that keeps the used share is left out, because it always has
-    /// room for the used units, but counts in other units.
+    /// that of `own`. Otherwise returns `own`. A quota that keeps the used share is ignored, because it always has
+    /// room for the used units, and counts in other units.
     fn largest_now(&self, own: &Policy, is_fit: impl Fn(&Quota) -> bool) -> Policy {
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
         let newer = self.newer();
@@ -416,8 +416,8 @@ impl<L> Compiled<L> {
         if self.diagnostics.is_watching() { ChargePlan::General } else { self.plan }
     }
 
-    /// Returns the first rule and its first policy. With some plans, there is no other rule or
-    /// policy.
+    /// Returns the first rule and its first policy. Under some of the [charge plans](ChargePlan),
+    /// there is no other rule or policy.
     #[inline]
     pub(super) fn first(&self) -> Option<(&BoundRule, &Policy)> {
         Some((self.settings.rules.first()?, self.policies.first()?))

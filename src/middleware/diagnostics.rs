@@ -60,7 +60,7 @@ pub(super) struct Diagnostics {
     lists: Box<[KeyWatch]>,
     /// The number of rules and lists that are still watched.
     new: AtomicU32,
-    /// The watch over each rule that ends when a request could pass.
+    /// For each rule, a watch that ends when a request could pass.
     passing: Box<[KeyWatch]>,
     /// Whether a handler has ended the admission of a request.
     ends_admissions: AtomicBool,

@@ -20,8 +20,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [full](crate::limiter::memory) may still refuse a new key, and units that a process has leased from Redis count
     /// as used.
     ///
-    /// The program's own closures run as for any other request. The request needs everything that they read: the
-    /// extensions that other middleware puts into requests, and the client's address, as a
+    /// The program's own closures run as for any other request. The request needs everything that these closures
+    /// read: the extensions that other middleware puts into requests, and the client's address, as a
     /// [`key::PeerAddr`](crate::key::PeerAddr).
     ///
     /// An explanation takes as long as deciding about a request, plus the time to write some text for each rule. Give

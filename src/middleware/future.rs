@@ -112,7 +112,7 @@ pub(super) struct Line<S, L: Limiter, B, O> {
 /// The steps after the service's response. The future of a usual request has no copy of its charges.
 pub(super) enum OnResponse<L: Limiter> {
     Nothing,
-    /// These headers are added, as the layer is configured.
+    /// These headers are added, according to the layer's configuration.
     AddHeaders(DueHeaders, Arc<Compiled<L>>),
     /// The response carries the outcome, or settles charges.
     Finish(Box<OpenTicket<L>>),

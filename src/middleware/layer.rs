@@ -197,19 +197,20 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`.
-    /// By default they are not, because anyone can send such requests. A CORS layer *outside* of this layer is better:
-    /// it answers preflight requests before this layer sees them.
+    /// By default preflight requests are not exempt, because anyone can send such requests. A CORS layer *outside* of
+    /// this layer is better: it answers preflight requests before this layer sees them.
     pub fn exempt_preflight(self, exempt_preflight: bool) -> Self {
         self.change(|settings| settings.exempt_preflight = exempt_preflight)
     }
 
     /// Sets whether the layer refunds a request's charges if an inner layer refuses the request because of its
-    /// rate. By default it does not: nested layers are independent, and each layer keeps its charges.
+    /// rate. By default the layer refunds nothing: nested layers are independent, and each layer keeps its
+    /// charges.
     ///
     /// **The price:** a client that an inner limit refuses pays nothing in this layer, so it can make the service do
-    /// all work between the two layers as often as it likes. Enable refunds only if that work costs little, and never
-    /// if a password check or a call to another service is part of it. If limits belong together, put them into one
-    /// layer with [`and`](Self::and), which charges all of them or none.
+    /// all work between the two layers as often as it likes. Enable refunds only if the work between the layers costs
+    /// little, and never if a password check or a call to another service is part of it. If limits belong together,
+    /// put them into one layer with [`and`](Self::and), which charges all of them or none.
     ///
     /// * A refusal counts if its outcome is [`Limited`](crate::outcome::OutcomeKind::Limited) or
     ///   [`Blocked`](crate::outcome::OutcomeKind::Blocked), at any depth and with any limiter. A missing
@@ -335,7 +336,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * The overflow's errors are returned unchanged, like the errors of the inner service.
     /// * The overflow does not affect the readiness of the layer's service. When a request needs the overflow, the
     ///   layer polls a clone of it once. If the clone is not ready, the request is refused. So a concurrency limit
-    ///   around the overflow bounds it, and no request waits for it.
+    ///   around the overflow's service bounds its requests, and no request waits for the overflow.
     /// * A request without a key does not go to the overflow, nor does a request that is refused
     ///   because the limiter failed.
     /// * If a limit within the overflow's service refuses the request, the response carries the outcome of that
@@ -380,10 +381,10 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   layer. The request holds no unit of this layer's rules and no inner service.
     /// * A request that goes to the [overflow](Self::overflow) is not read by this layer. If the
     ///   overflow's service leaves a body unread, the client may not see the answer.
-    /// * The layer's [timer](Self::delay) measures the time. If the layer has no timer, `TokioTimer`
-    ///   does, with the feature `tokio`, which `axum` and `tonic` enable. Without a timer, or outside of
-    ///   a runtime, nothing is read. The runtime needs its time driver.
-    /// * In a client, the request's body has not been sent yet. Set
+    /// * The layer's [timer](Self::delay) measures the time. A layer without a timer uses `TokioTimer`
+    ///   if the feature `tokio` is on, which `axum` and `tonic` enable. Without a timer, or outside of a
+    ///   runtime, nothing is read. The runtime needs its time driver.
+    /// * If the layer is in a client, the request's body has not been sent yet. Set
     ///   `discard_body(0, Duration::ZERO)` there.
     ///
     /// ```
@@ -401,8 +402,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// The table shows which part of refused uploads of 20 kB, 100 kB and 1 MB got their refusal if
     /// the layer answered at once. The clients were curl, Python, Node and Java on the server's
     /// machine, and all proxies had their default configuration. With the default of this setting,
-    /// all of the same uploads got their refusal, also over HTTP/2. `tests/uploads/run` in the
-    /// repository counts this.
+    /// all of the same uploads got their refusal, also over HTTP/2. The program `tests/uploads/run`
+    /// in the repository counts the refusals.
     ///
     /// | answered at once, over | HTTP/1 | HTTP/2 from the client |
     /// |---|---|---|
@@ -413,8 +414,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// Some clients got fewer refusals than the average: curl over HTTP/2 got 7 of 50 refusals of 1
     /// MB, Python behind HAProxy 12 of 50, and Java over HTTP/2 behind HAProxy none of 8. Clients
-    /// with a slow connection also need more time. Of 16 uploads of 20 kB to 2 MB at 1 to 50
-    /// Mbit/s, this many got their refusal:
+    /// with a slow connection also need more time. The next table shows how many of 16 uploads of
+    /// 20 kB to 2 MB at 1 to 50 Mbit/s got their refusal:
     ///
     /// | up to | 0.2 s | 1 s | 2 s | 5 s |
     /// |---|---|---|---|---|
@@ -489,9 +490,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * When units become free, one request is woken. The line stands still while the task of its first request does
     ///   not run.
     /// * A request in line holds nothing. If several rules apply, the request waits for the first rule that denied it.
-    ///   If another concurrency limit denies it at its turn, it moves to the line of that limit, ahead of all requests
-    ///   that came later. If any other rule denies it, it is refused. Blocks, and quotas that count denied requests, do
-    ///   not count the wait; they count the refusal at the end, if there is one.
+    ///   If another concurrency limit denies the request at its turn, the request moves to the line of that limit,
+    ///   ahead of all requests that came later. If any other rule denies the request, it is refused. Blocks, and quotas
+    ///   that count denied requests, do not count the wait; they count the refusal at the end, if there is one.
     /// * A request is refused when the time since it came reaches the maximum wait of its line's quota. If the
     ///   limit changes while the request waits, it asks for units of the new limit.
     /// * A dropped request leaves its line at once. Over HTTP/1 a server does [not
@@ -760,7 +761,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Returns the state of a key under each of the layer's [policies](Self::policies), and takes nothing. A rule
     /// of [plans](crate::Rule::plans) has an entry for each plan.
     ///
-    /// A rule whose requests [bring their quotas](crate::Rule::quota_from) has one entry, under a [stand-in
+    /// A rule whose requests [bring their quotas](crate::Rule::quota_from) has one entry, under a [placeholder
     /// policy](Policy::has_quota_of_request). The used units of the key are the limit minus the remaining units, as
     /// under [`Quota::unlimited`]. To see a key under a quota of your choice, call [`Limiter::peek`] with a policy
     /// that has the rule's name and that quota.

@@ -21,7 +21,7 @@ const DROPPED_MAX: u32 = 64;
 impl<L: Limiter> RateLimitLayer<L> {
     /// Decides about the messages of a connection, according to the rules and the settings of this
     /// layer. The connection can be a WebSocket, a stream of gRPC, or a stream of server-sent
-    /// events. The layer need not wrap a service; the application keeps it in its state.
+    /// events. The layer need not wrap a service; the application keeps the layer in its state.
     ///
     /// `request` is the request that began the connection. For each message the rules see the head
     /// of that request. So all connections of a user share one allowance, if the key is the user's.
@@ -191,8 +191,8 @@ impl<S: Stream, L: Limiter, U> MessageStream<S, L, U> {
         self.dropped
     }
 
-    /// Returns a mutable reference to the stream of all messages. Use it to send to a socket that
-    /// is also a sink.
+    /// Returns a mutable reference to the stream of all messages. Use this reference to send to a
+    /// socket that is also a sink.
     pub fn stream_mut(self: Pin<&mut Self>) -> Pin<&mut S> {
         self.project().stream
     }

@@ -110,7 +110,7 @@
 //! | algorithms | each [`Algorithm`](crate::quota::Algorithm) | fixed windows that begin with a request |
 //! | works on | `http::Request` | any request |
 //!
-//! Use Tower's if you want callers to wait, or if your requests are not HTTP.
+//! Use Tower's `RateLimit` if you want callers to wait, or if your requests are not HTTP.
 
 // `layer` is the first module, because rustdoc shows the methods of `RateLimitLayer` in the order of the modules.
 pub(crate) mod layer;

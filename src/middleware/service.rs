@@ -31,8 +31,9 @@ use crate::limiter::memory::limiter::MemoryLimiter;
 /// rest](crate::RateLimitLayer::discard_body) of refused requests. For a test, `String` is a body,
 /// and `()` is not.
 ///
-/// * The readiness of this service is the inner service's own, and it calls the very service that was made ready. A
-///   refused request releases that readiness, for example the permit that an inner concurrency limit reserved.
+/// * This service is ready when the inner service is ready, and calls the very service that was made ready. A
+///   refused request releases the inner service's readiness, for example the permit that an inner concurrency limit
+///   reserved.
 /// * The errors of this service are the inner service's own. A refusal is a response.
 /// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. After the
 ///   inner service was called, the charge is kept, even if the future is dropped before it was polled. A

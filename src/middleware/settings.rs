@@ -91,8 +91,8 @@ impl Settings {
         Some((&**sourced.finder.as_ref()?, sourced.rules))
     }
 
-    /// Replaces the source's rules and lists with the present ones of the source. The program's own rules and lists
-    /// come after them. Returns whether the source had a new version.
+    /// Replaces the rules and lists from the source with the source's present rules and lists. The program's own
+    /// rules and lists come after the source's. Returns whether the source had a new version.
     pub(super) fn follow_source(&mut self) -> bool {
         let Some(sourced) = &mut self.source else { return false };
         let now = sourced.source.current();

@@ -87,8 +87,9 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns about a quota that a request brought to a rule, like about a rule's own quota. Some corrections after the
-    /// response cause no warning here, because they may be meant for rates that other requests bring.
+    /// Warns about a quota that a request brought to a rule, as the layer warns about a rule's own quota. Some
+    /// corrections after the response cause no warning here, because they may be meant for rates that other requests
+    /// bring.
     pub(super) fn look_at_own_quota(&self, rule: usize, own: &Policy) {
         let Some(rule) = self.settings.rules.get(rule).map(BoundRule::rule) else { return };
         self.look_for_debt(rule, own);
@@ -172,8 +173,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns if a quota's capacity is less than the units of its rate in 10 ms, because paced
-    /// bodies are then slower than the rate.
+    /// Warns if a quota's capacity is smaller than the number of units that its rate allows in 10
+    /// ms, because paced bodies are then slower than the rate.
     fn look_for_slow_pace(&self, policy: &Policy) {
         let quota = policy.quota();
         let passes = u128::from(quota.limit()) * 10_000 / u128::from(quota.spec().period_us.max(1));

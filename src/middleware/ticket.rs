@@ -214,7 +214,8 @@ impl Ticket {
         self.charges.iter().any(|charged| charged.policy_in(layer).is_some_and(Policy::limits_in_flight))
     }
 
-    /// Returns whether the request may hold units of a concurrency limit, or its handlers may expect that.
+    /// Returns whether the request may hold units of a concurrency limit, or whether its handlers may expect that it
+    /// holds such units.
     pub(super) fn may_hold<L>(&self, layer: &Compiled<L>) -> bool {
         match layer.holders {
             PlaceHolders::None => false,
@@ -230,7 +231,7 @@ impl Ticket {
     }
 
     /// Takes the receipts of all charges except strikes, with the index of each charge, so that each receipt is
-    /// refunded at most once. Strikes stay, because a request that is refunded was refused anyway.
+    /// refunded at most once. Strikes stay, because they count refusals, and a refund does not undo a refusal.
     fn take_receipts<L>(&mut self, layer: &Compiled<L>) -> SmallVec<[(usize, Receipt); 2]> {
         let charges = self.charges.iter_mut().enumerate().filter(|(_, charged)| !is_strike(layer, charged));
         charges.filter_map(|(at, charged)| Some((at, charged.decision.take_receipt()?))).collect()

@@ -36,7 +36,8 @@ const SECOND: u64 = 1_000_000;
 /// # Exactness and ranges
 ///
 /// All arithmetic is in integers. Times are whole microseconds. If the interval between two units has a
-/// fraction of a microsecond, the fraction is an exact numerator over the reduced limit. No rate drifts.
+/// fraction of a microsecond, the fraction is kept exactly, as a numerator over the reduced limit. No
+/// rate drifts.
 ///
 /// * Limits, bursts and other numbers of units are `u64`, and go up to 999,999,999,999,999. A
 ///   sliding log has at most 1,000,000 units, a concurrency limit 999,999,999,999 units, and a
@@ -214,8 +215,9 @@ impl Quota {
     ///
     /// At one instant at most `limit` units pass. In a period up to twice the limit can pass: with a limit of 100, 100
     /// units at the end of one window, and nearly 100 more before the end of the next. With [`Oldest::Counted`], or
-    /// with a [`sliding_log`](Self::sliding_log), no trailing period has more than `limit` units. With more buckets
-    /// alone, only the shorter time `period·(1 − 1/buckets)` never has more than `limit` units.
+    /// with a [`sliding_log`](Self::sliding_log), no trailing period has more than `limit` units. If only the number
+    /// of buckets is raised, a period can still have more than `limit` units, but the shorter time
+    /// `period·(1 − 1/buckets)` cannot.
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
@@ -369,7 +371,8 @@ impl Quota {
     /// one request if that is more.
     ///
     /// # Errors
-    /// Returns an error if the algorithm is not a leaky queue, or `n` is more than its length.
+    /// Returns an error if the algorithm is not a leaky queue, or `n` is more than the queue's
+    /// length.
     pub fn delay_after(self, n: u64) -> Result<Self, ConfigError> {
         self.with("delay_after", &[Algorithm::LeakyQueue], |spec| spec.delay_after = n)
     }
@@ -724,12 +727,12 @@ impl Quota {
     }
 
     /// Returns the quota with enough debt that its states can hold the usage of a quota with this
-    /// capacity, but at most as many units as refill in 8.9 years.
+    /// capacity. The debt is at most the number of units that refill in 8.9 years.
     pub(crate) fn holding(self, capacity: u64) -> Self {
         self.owing(capacity.saturating_sub(self.capacity()))
     }
 
-    /// Returns the quota with at least this debt, but at most with as many units as refill in 8.9 years.
+    /// Returns the quota with at least this debt, but at most with the number of units that refill in 8.9 years.
     pub(crate) fn owing(self, debt: u64) -> Self {
         let debt = debt.min(self.spec.units_max()).min(UNITS_MAX);
         if debt <= self.spec.debt { self } else { self.max_debt(debt).unwrap_or(self) }

@@ -14,7 +14,7 @@ pub(crate) const PLACES_MAX: u64 = 999_999_999_999;
 /// The number of words of a packed [`Spec`].
 pub(crate) const SPEC_WORDS: usize = 8;
 
-/// The numbers of a quota. The rest of the quota is computed from them.
+/// The numbers of a quota. The other data of a quota is computed from these numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Spec {
     pub(crate) limit: u64,
@@ -83,7 +83,8 @@ labelled! {
         SlidingWindow = "sliding window",
         /// A log of every admitted request of one period.
         SlidingLog = "sliding log",
-        /// A number of strikes. After a key has used all strikes, it is closed for a longer time.
+        /// A number of strikes. A key that has used all strikes is closed for the length of the
+        /// block.
         Block = "block",
         /// A counter for metering, which starts afresh only if it is reset or not used for its retention.
         Meter = "meter",

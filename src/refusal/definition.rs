@@ -184,8 +184,8 @@ pub struct Refusals {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GrpcCode {
-    /// 8, the code for quotas. Clients do not retry it automatically, except some clients that find a `RetryInfo` in
-    /// the details. The code does not count as a server error.
+    /// 8, the code for quotas. Clients do not retry automatically after this code, except some clients that find a
+    /// `RetryInfo` in the details. The code does not count as a server error.
     #[default]
     ResourceExhausted,
     /// 14, which most clients retry automatically, and which counts as a server error.

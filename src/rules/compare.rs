@@ -84,7 +84,7 @@ fn plain(text: &str) -> String {
 /// Returns the changes if the file `new` replaces the file `old`, in the order of the new file. Removed rules come
 /// last. Files that express the same rules in different ways have no changes.
 ///
-/// All names in the files that are not built in count as registered.
+/// Each name in the files that is not built in counts as registered.
 ///
 /// ```
 /// use tower_ratelimit::rules::{RuleChangeKind, compare};

@@ -157,8 +157,8 @@ impl Finder {
             && outer.not.iter().all(|left_out| inner.not.iter().any(|not| self.covers(not, left_out)))
     }
 
-    /// Compares the alternative values of a field. A request must match one of them. A field without values matches all
-    /// requests.
+    /// Compares the alternative values of a field. A request must match one of the values. A field without values
+    /// matches all requests.
     fn any_value<T>(&mut self, outer: &[T], inner: &[T], is_within: impl Fn(&T, &T) -> bool) -> bool {
         let contains = |inner: &T, outer: &T| is_within(outer, inner);
         outer.is_empty() || !inner.is_empty() && self.each_in_any(inner, outer, contains)

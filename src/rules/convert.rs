@@ -14,9 +14,9 @@ use crate::mode::Mode;
 /// Returns the rules of a file in Envoy's form as a file in the native form.
 ///
 /// The result is only a first draft. The converted file lacks the settings that Envoy's routes define, and comments say
-/// what the program has to add. The keys `remote_address`, `path`, `method` and `host` become this crate's keys with
-/// these meanings. Other keys become names that the program [registers](super::RulesBuilder::key). Other values become
-/// [actions](super::RulesBuilder::action).
+/// what the program has to add. The keys `remote_address`, `path`, `method` and `host` become this crate's keys for the
+/// same parts of a request. Other keys become names that the program [registers](super::RulesBuilder::key). Other
+/// values become [actions](super::RulesBuilder::action).
 ///
 /// ```
 /// let native = tower_ratelimit::rules::convert_envoy(

@@ -56,8 +56,8 @@ impl DescriptorRequest {
         Self { domain: domain.into(), parts: Vec::new() }
     }
 
-    /// Charges a descriptor to the limit of the file that it matches. A descriptor without [hits](Descriptor::hits)
-    /// charges nothing and only looks.
+    /// Charges a descriptor to the limit that the descriptor matches in the file. A descriptor without
+    /// [hits](Descriptor::hits) charges nothing and only looks.
     pub fn charge(self, descriptor: Descriptor) -> Self {
         self.and(DescriptorCharge { descriptor, quota: None, refunds: false })
     }
@@ -74,9 +74,9 @@ impl DescriptorRequest {
         self.and(DescriptorCharge { descriptor, quota: Some(Box::new(quota)), refunds: false })
     }
 
-    /// Refunds the hits of a descriptor to the limit of the file that it matches. A refund returns at most the used
-    /// units. In a fixed window, the used units are the units of the window. In a sliding window or a log, only the
-    /// units of the newest part count as used.
+    /// Refunds the hits of a descriptor to the limit that the descriptor matches in the file. A refund returns at
+    /// most the used units. In a fixed window, the used units are the units of the window. In a sliding window or a
+    /// log, only the units of the newest part count as used.
     pub fn refund(self, descriptor: Descriptor) -> Self {
         self.and(DescriptorCharge { descriptor, quota: None, refunds: true })
     }
@@ -164,8 +164,9 @@ impl<L: Limiter> DescriptorLimits<L> {
 
     /// Decides about all descriptors of a request together.
     ///
-    /// * A request is over the limit if one of its descriptors is over its limit. For such a request no descriptor is
-    ///   charged, except that a fixed window with fewer units left than hits is used up, as in Envoy's service.
+    /// * A request is over the limit if one of its descriptors is over its limit. No descriptor of a request over the
+    ///   limit is charged, except that a fixed window with fewer units left than hits is used up, as in Envoy's
+    ///   service.
     /// * A descriptor without hits only looks: it is over its limit if no unit remains.
     /// * A limit in shadow mode is counted, but no descriptor is over it.
     /// * If several descriptors are charged to one counter, their hits are added up.
@@ -173,8 +174,8 @@ impl<L: Limiter> DescriptorLimits<L> {
     /// A request that names more than 1,000 counters is over the limit, and nothing is charged.
     ///
     /// # Errors
-    /// Returns the limiter's error. Then there is no decision, and a server should refuse the request, unless
-    /// its operators chose that requests pass while the limiter fails.
+    /// Returns the limiter's error. After an error there is no decision, and a server should refuse the
+    /// request, unless its operators chose that requests pass while the limiter fails.
     pub async fn decide(&self, request: &DescriptorRequest) -> Result<DescriptorAnswer, L::Error> {
         let core = &*self.0;
         let mut plan = Plan::new(core.store.tree().as_deref(), request);
@@ -256,8 +257,8 @@ impl<L: Limiter> Core<L> {
     }
 
     /// Uses up the windows that have fewer units left than a refused charge needed. Envoy reports tokens after they
-    /// were spent. So if a window has fewer units left than tokens were spent, it loses these units, and the next request
-    /// that looks at its counter finds the counter over its limit.
+    /// were spent. So if a window has fewer units left than tokens were spent, the window loses its last units, and the
+    /// next request that looks at the window's counter finds it over the limit.
     ///
     /// The charge is made by a second call to the limiter, and a window may have ended since the first call. If a
     /// window has ended, the charge is refunded to the new window.

@@ -45,7 +45,7 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    /// Returns the size of a text, or with an empty `text` the size of a list or mapping without its values.
+    /// Returns the size of a text. If `text` is empty, this is also the size of a list or mapping without its values.
     fn of(text: &str) -> Self {
         Self { nodes: 1, texts: text.len() }
     }

@@ -181,8 +181,8 @@ impl<'a> Problems<'a> {
         self.push(FoundProblem { kind, position, message: message.into(), suggestion: None });
     }
 
-    /// Adds a problem with a word. If one of `known` is similar, the message suggests it; otherwise
-    /// the message ends with `otherwise`. Returns the suggestion.
+    /// Adds a problem with a word. If a word of `known` is similar, the message suggests that word;
+    /// if not, the message ends with `otherwise`. Returns the suggestion.
     pub(crate) fn add_word<'w>(
         &mut self,
         kind: RulesErrorKind,

@@ -202,7 +202,7 @@ impl RulesBuilder {
     }
 
     /// Registers a classifier, which rules use as `match: {action: <name>}`. In the short form of a file, which is a
-    /// list of rules, they use it as `action: <name>`.
+    /// list of rules, a rule uses a classifier as `action: <name>`.
     #[must_use]
     pub fn action(
         mut self,
@@ -339,7 +339,7 @@ impl RulesBuilder {
 
     /// Checks rules without putting them in force, for tools and tests that do not know all names that the program
     /// registers. Returns the names that the rules use but that are not registered, and [warnings](RulesWarningKind).
-    /// The rest of the rules is valid.
+    /// Apart from unregistered names, the rules are valid.
     ///
     /// ```
     /// use tower_ratelimit::rules::Rules;

@@ -3,8 +3,8 @@
 //! * `document` reads bytes as a tree of values with positions.
 //! * `read` reads the tree as rules.
 //! * `spec` has the content of the file, as plain data.
-//! * `error` collects the problems of a file, and `problem` has the type of a problem. `report` has the other findings
-//!   of a check.
+//! * `error` collects the problems of a file, and `problem` has the type of a problem. `report` has the findings of a
+//!   check that are not problems.
 //! * `pattern` compares texts with patterns.
 //! * `times` says at which times of the week a rule applies.
 //! * `warn` finds probable mistakes in valid rules, and `contained` finds rules that never refuse a request.
@@ -50,8 +50,8 @@
 //! * **All or nothing.** If one descriptor is over its limit, the other descriptors are not
 //!   charged. Envoy's service behaves like this with
 //!   `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`. If [`DescriptorLimits`] refuses a request
-//!   because a window has fewer units left than the request has hits, it uses up the window, as
-//!   Envoy's service does.
+//!   because a window has fewer units left than the request has hits, the window is used up, as in
+//!   Envoy's service.
 //! * `unlimited`, `shadow_mode`, `name` and `replaces` have the same meaning as in Envoy's service.
 //!   `detailed_metric` and `value_to_metric` have no effect, because an
 //!   [`Observer`](crate::observe::Observer) gets each key.

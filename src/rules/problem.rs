@@ -52,7 +52,7 @@ pub struct Problem {
     message: Box<str>,
     suggestion: Option<Box<str>>,
     excerpt: Box<str>,
-    /// The column in the excerpt that the position has.
+    /// The column of the position in the excerpt.
     mark: usize,
 }
 

@@ -466,8 +466,8 @@ impl InForce {
         RulesEvent::loaded(self.rules.version, file, self.count)
     }
 
-    /// Describes the differences in the quotas and modes of rules as text, at most 10 of them and the number of the
-    /// others.
+    /// Describes the differences in the quotas and modes of rules as text, at most 10 differences and the number of
+    /// the further differences.
     fn changes_since(&self, before: &Self) -> String {
         let (old, new) = (before.rules.words(), self.rules.words());
         let is_in = |name: &str, words: &BTreeMap<String, String>| words.contains_key(name);

@@ -31,7 +31,8 @@ struct ZoneTimes {
     spans: Vec<(u32, u32)>,
 }
 
-/// The maximum number of changes in single zones that are followed to find a change of the result.
+/// The maximum number of changes in single zones that the search for a change of the result goes
+/// through.
 const CHANGES_MAX: usize = 100;
 
 impl Times {

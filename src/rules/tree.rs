@@ -188,7 +188,7 @@ pub(super) fn encoded(text: &str) -> PercentEncode<'_> {
 }
 
 /// Returns the name of the policy for the limit at the end of `path`: `edge:path=/upload,remote_address`. Different
-/// paths have different names. A long name ends with a hash, and only such names could be equal by chance.
+/// paths have different names. A long name ends with a hash, and only names with a hash could be equal by chance.
 pub(super) fn policy_name(domain: &str, path: &[&DescriptorSpec]) -> String {
     let parts: Vec<String> = path
         .iter()

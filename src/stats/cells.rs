@@ -30,8 +30,9 @@ struct Stripe {
     states: [[AtomicU64; STATES]; MODES],
     refused: AtomicU64,
     units: AtomicU64,
-    /// The numbers of allowed requests of one unit that an enforced policy found within its quota, and near it.
-    /// Counting a usual request needs one addition instead of three, which halves the time of a count without its clock
+    /// Two numbers of allowed requests that took one unit of an enforced policy: first the requests that left the
+    /// policy within its quota but not near the limit, then the requests that left it near the limit. Counting a usual
+    /// request needs one addition instead of three, which halves the time of a count without its clock
     /// (`benches/stats.rs`).
     usual: [AtomicU64; 2],
 }
@@ -92,7 +93,8 @@ impl Cells {
         &self.0[at % STRIPES]
     }
 
-    /// Counts an allowed request of one unit of an enforced policy, and its outcome.
+    /// Counts an allowed request that took one unit of an enforced policy, and the request's
+    /// outcome.
     pub(super) fn count_usual(&self, stripe: StripeIndex, is_near: bool) {
         add(&self.stripe(stripe).usual[usize::from(is_near)], 1);
     }

@@ -265,8 +265,8 @@ impl EventCounts {
         StoreErrorKind::ALL.iter().copied().zip(self.errors)
     }
 
-    /// Iterates over the kinds of [`errors`](Self::errors), each with the number of charges that could not be corrected
-    /// after the response, because the refund or the additional charge did not reach the store.
+    /// Iterates over the kinds of [`errors`](Self::errors), each with the number of charges whose correction after the
+    /// response, a refund or an additional charge, did not reach the store.
     pub fn corrections_lost(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
         StoreErrorKind::ALL.iter().copied().zip(self.corrections_lost)
     }

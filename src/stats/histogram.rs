@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::time::micros_ceil;
 
 /// The upper bounds of the buckets, in microseconds and as Prometheus writes them in seconds. Each bound is ten times
-/// the bound of two buckets before.
+/// the bound two buckets earlier.
 pub(super) const BOUNDS: [(u64, &str); 15] = [
     (100, "0.0001"),
     (300, "0.0003"),
@@ -79,8 +79,8 @@ impl HistogramSnapshot {
     }
 
     /// Returns the upper bound of the bucket that holds the given percentile, from 0 to 100: at least `percent` percent
-    /// of the durations are at most as long. Returns `None` if there are no durations, or if the percentile is above
-    /// 1,000 s.
+    /// of the durations are at or below this bound. Returns `None` if there are no durations, or if the percentile is
+    /// above 1,000 s.
     #[must_use]
     pub fn percentile(&self, percent: u8) -> Option<Duration> {
         let wanted = u128::from(self.count()) * u128::from(percent.min(100));

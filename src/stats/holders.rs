@@ -2,7 +2,7 @@
 //!
 //! A key is listed while it holds units. If the list is full, a key that takes its first unit is not listed, so the
 //! listed units are never too many. Keys leave the list when their requests end. Therefore the list is full only while
-//! at least as many keys hold units as the list has room for.
+//! the number of keys that hold units reaches the length of the list.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ struct Holder {
     fingerprint: u64,
     policy: Arc<str>,
     units: u64,
-    /// The name and the key, or `None` before the key takes further units while it holds some.
+    /// The name and the key. `None` until the key, while it holds units, takes further units.
     known: Option<KnownKey>,
 }
 

@@ -47,7 +47,7 @@ impl Sketch {
         Self { sets: (0..sets).map(|_| Mutex::new(Default::default())).collect() }
     }
 
-    /// Counts a refusal of the key with this fingerprint, or its used units. If another thread has locked the key's
+    /// Counts a refusal, or the used units, of the key with this fingerprint. If another thread has locked the key's
     /// set, the event is not counted, because the sketch is an estimate anyway. When a key is counted for the second
     /// time, its name is stored, and also the key itself if operators may act on keys.
     pub(super) fn count(&self, names: &KeyNames, policy: &Arc<str>, fingerprint: u64, key: &Key, by: u64) {

@@ -203,8 +203,8 @@ impl StatsBuilder {
         self
     }
 
-    /// Sets the header whose first value is stored as the request's id with each of the [recent
-    /// refusals](Self::max_recent_refusals), at most 128 bytes of it. By default no id is stored.
+    /// Sets the header whose first value, cut to 128 bytes, is stored as the request's id with each
+    /// of the [recent refusals](Self::max_recent_refusals). By default no id is stored.
     ///
     /// A client can send any text in the header, so a proxy or an outer layer should set the header.
     pub fn request_id(mut self, header: HeaderName) -> Self {
@@ -212,10 +212,9 @@ impl StatsBuilder {
         self
     }
 
-    /// Sets whether the request's method and path are stored with each of the [recent
-    /// refusals](Self::max_recent_refusals), at most 256 bytes of them together. The query is never stored. By default
-    /// this is off, because **a path may contain secrets or personal data**, such as the token of a link that resets a
-    /// password.
+    /// Sets whether the request's method and path, together cut to 256 bytes, are stored with each of the [recent
+    /// refusals](Self::max_recent_refusals). The query is never stored. By default this is off, because **a path may
+    /// contain secrets or personal data**, such as the token of a link that resets a password.
     pub fn keep_paths(mut self, keep_paths: bool) -> Self {
         self.recent.paths = keep_paths;
         self

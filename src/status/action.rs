@@ -166,8 +166,8 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the error, with its causes, if the action failed, or if it is unknown whether it was done. Returns
-    /// `None` if the action was done.
+    /// Returns the error, with its causes, if the action failed, or if it is unknown whether the action was done.
+    /// Returns `None` if the action was done.
     #[must_use]
     pub fn error(&self) -> Option<&str> {
         self.error.as_deref()

@@ -35,7 +35,7 @@ const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"
 /// policy's row names.
 const LAYERS_MAX: usize = 4;
 
-/// The largest number of policies of which all are listed openly, even policies without requests.
+/// If there are at most this many policies, all are listed openly, even policies without requests.
 const ROWS_OPEN: usize = 10;
 
 /// Returns how long the statistics have counted, at least one second and at most `most`.

@@ -54,8 +54,8 @@ pub(super) fn most_held(html: &mut String, view: &PageView) -> fmt::Result {
     top(html, "Hold most, now", ("places", ""), view.stats.most_held().iter().take(KEYS_MAX))
 }
 
-/// Lists keys with their counts. The first of the two words names what is counted, and the second is written before
-/// each number.
+/// Lists keys with their counts. The first of the two words is the title of the column of counts, and the second is
+/// written before each number.
 fn top<'a>(
     html: &mut String,
     title: &str,

@@ -65,8 +65,8 @@ struct Offer {
     target: LayerKeys,
 }
 
-/// A token: the second until which it is valid, a random number, and a seal over both of these, the operator and the
-/// keys.
+/// A token: the second until which it is valid, a random number, and a seal over the second, the number, the
+/// operator and the keys.
 #[derive(Clone, Copy)]
 struct Token(u128);
 

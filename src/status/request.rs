@@ -54,8 +54,8 @@ fn accepts(headers: &HeaderMap, kind: &str) -> bool {
     ranges.any(|range| range.split(';').next().is_some_and(|range| range.trim().eq_ignore_ascii_case(kind)))
 }
 
-/// Refuses a form that another site made a browser send. A browser states the origin of a request in `Sec-Fetch-Site`,
-/// and an older browser in `Origin`. A program that sends neither header acts only for itself.
+/// Refuses a form that a page of another site caused a browser to send. A browser states the origin of a request in
+/// `Sec-Fetch-Site`, and an older browser in `Origin`. A program that sends neither header acts only for itself.
 pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
     let text = |name: HeaderName| parts.headers.get(name).map(|value| value.to_str().unwrap_or(""));
     let is_own = match (text(HeaderName::from_static("sec-fetch-site")), text(ORIGIN)) {

@@ -18,7 +18,7 @@ use crate::base::wait::Wait;
 const DONE_OPEN: usize = 3;
 const DONE_SHOWN: usize = 20;
 
-/// The largest number of layers of which all are explained openly, even layers that let the request pass.
+/// If there are at most this many layers, all are explained openly, even layers that let the request pass.
 const LAYERS_OPEN: usize = 4;
 
 /// Writes the explanation of each layer. If there are more than `LAYERS_OPEN` layers, the layers

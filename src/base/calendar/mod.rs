@@ -205,7 +205,7 @@ fn month_of(day: i64) -> i64 {
     12 * (400 * era + year) + (5 * of_year + 2) / 153 + 2
 }
 
-/// Computes the windows of a calendar, and caches the last window that was asked for.
+/// Computes the windows of a calendar, and caches the window that was last asked for.
 ///
 /// The cached window is stored in one word. So a thread reads a consistent window while another thread
 /// replaces it.

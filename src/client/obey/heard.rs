@@ -12,10 +12,12 @@ pub(in crate::client) struct Heard {
     pub(in crate::client) is_refusal: bool,
     /// The time after the response in which no request may be sent, in microseconds.
     pub(in crate::client) wait_us: Option<u64>,
-    /// The number of requests that may be sent after this response, if the response says so.
+    /// The number of requests that may be sent after this response, if the response states this
+    /// number.
     pub(super) left: Option<u64>,
     /// The microseconds between two requests if the remaining requests are spread evenly until the reset. Zero
-    /// unless less than 20 % of the limit remains.
+    /// if nothing remains, if at least 20 % of the limit remains, or if the response does not say how much
+    /// remains.
     pub(super) spacing_us: u64,
     /// The microseconds from sending the request to the head of the response, or `u64::MAX` if this time is
     /// not known.
@@ -23,7 +25,7 @@ pub(in crate::client) struct Heard {
 }
 
 impl Heard {
-    /// Reads the head of a response. `advice` is what was read from its headers.
+    /// Reads the head of a response. `advice` has the content of the response's headers.
     pub(in crate::client) fn new(status: StatusCode, headers: &HeaderMap, advice: &Advice) -> Self {
         const RESOURCE_EXHAUSTED: &[u8] = b"8";
         const UNAVAILABLE: &[u8] = b"14";
@@ -45,8 +47,8 @@ impl Heard {
     }
 }
 
-/// Returns the wait after a refusal that names no time, in microseconds: a second, which doubles with
-/// each of the `refusals_before`, up to a minute.
+/// Returns the wait after a refusal that names no time, in microseconds. The wait is a second after
+/// the first such refusal, and doubles with each of the `refusals_before`, up to a minute.
 pub(in crate::client) fn unnamed_wait_us(refusals_before: u32) -> u64 {
     (1_000_000 << refusals_before.min(6)).min(60_000_000)
 }

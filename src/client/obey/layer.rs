@@ -49,8 +49,9 @@ const KEYS: usize = 10_000;
 /// # Around reqwest
 ///
 /// `reqwest::Client` is a service of reqwest's own requests, and not of [`http::Request`]s. If you put an `ObeyLayer`
-/// around it, the compiler says ``the method `ready` exists for struct `Obey<reqwest::Client>` ``, `but its trait
-/// bounds were not satisfied`. Put a `service_fn` between the layer and the client, which converts the types:
+/// around a `reqwest::Client`, the compiler says ``the method `ready` exists for struct `Obey<reqwest::Client>` ``,
+/// `but its trait bounds were not satisfied`. Put a `service_fn` between the layer and the client, which converts the
+/// types:
 ///
 /// ```
 /// # #[cfg(feature = "tokio")] {
@@ -98,8 +99,8 @@ const KEYS: usize = 10_000;
 /// * If responses say how many units remain, a shared layer sends exactly as many requests as remain.
 /// * Processes that share no state collide, even if each of them waits as it should. Give such
 ///   processes a shared [quota of their own](Self::own_quota).
-/// * If a server does not report what remains, clients either spare the server or use its whole limit,
-///   but not both.
+/// * If a server does not report what remains, clients can spare the server or use its whole limit,
+///   not both.
 ///
 /// # What it obeys
 ///
@@ -110,10 +111,10 @@ const KEYS: usize = 10_000;
 /// | 429, 503, `RESOURCE_EXHAUSTED` or `UNAVAILABLE`, without any time | none is sent for one second, then two, and so on up to 60 seconds, until a request succeeds |
 /// | some requests remain | no more are sent until the next response |
 ///
-/// * A response applies to all requests that have the [key](Self::key) of its request. By default the
-///   key is the origin of the request.
-/// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. A wait of less
-///   than a second in a response that is not a refusal is not lengthened. Such a short wait is shortened by the
+/// * A response applies to all requests with the [key](Self::key) of the request that it answers. By
+///   default the key is the origin of the request.
+/// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. If a response
+///   is not a refusal, a wait of less than a second is not lengthened. Such a short wait is shortened by the
 ///   shortest round trip that was measured, because the server began to count before its response left.
 /// * While nothing remains, only one request is in flight at a time. So a client cannot use all of a
 ///   quota that refills within less than a round trip: with a round trip of 20 ms, GCRA with 1,000 per
@@ -300,7 +301,7 @@ impl ObeyLayer {
     /// For a new key beyond this number, the layer forgets the least recently used keys that are not
     /// paused and have no request that waits or is in flight. If all keys are paused or in use, the
     /// layer forgets one key whose pause is longer than [`max_wait`](Self::max_wait), so that servers
-    /// that name absurd times cannot fill the table. If no key has such a pause either, the request
+    /// that name absurd times cannot fill the table. If the layer can forget no key, the request
     /// fails.
     #[must_use]
     pub fn max_keys(mut self, max: usize) -> Self {
@@ -321,8 +322,8 @@ impl ObeyLayer {
     /// refusal by such a server only pauses the key.
     ///
     /// The first refusal sets the rate to half of the requests that succeeded in a second. Each later refusal halves
-    /// the rate, at most once per round trip, down to one request per minute. Each success adds one request per
-    /// second for each second since the rate last changed, and at most doubles the rate. Each
+    /// the rate, at most once per round trip, down to one request per minute. Each success raises the rate by one
+    /// request per second for each second since the rate last changed, but at most doubles it. Each
     /// [`own_quota`](Self::own_quota) is an upper bound.
     #[must_use]
     pub fn adapt(mut self, adapt: bool) -> Self {

@@ -85,8 +85,8 @@ pub(super) struct KeyLine {
     turns: u64,
     /// The waiting requests, each with the latest instant at which it may be sent.
     waiters: WaitList<u64>,
-    /// The numbers, by turn, of the requests that have been released from the line but not polled
-    /// since.
+    /// The requests that have been released from the line but not polled since: the turn of each
+    /// request, and its number.
     granted: BTreeMap<u64, u64>,
     /// Whether requests ask the client's own quotas, one after the other, before they are sent.
     asks: bool,
@@ -289,7 +289,7 @@ impl KeyLine {
         self.release(now_us, wakers);
     }
 
-    /// Pauses the line as a response that names this wait would.
+    /// Pauses the line, like a response that names this wait.
     pub(super) fn halt(&mut self, now_us: u64, wait_us: u64, wakers: &mut Wakers) {
         self.pause(now_us, wait_us);
         self.dismiss(wakers);

@@ -40,8 +40,8 @@ impl Rate {
     }
 
     /// Increases the rate after a success, by one request per second for each second since the last
-    /// change of the rate. The rate at most doubles, because one more request per second is 60 times a
-    /// rate of one per minute.
+    /// change of the rate. The rate at most doubles, because one more request per second would
+    /// multiply a rate of one per minute by 61.
     pub(super) fn grow(&mut self, now_us: u64) {
         self.count(now_us, 1);
         if self.interval_us == 0 {

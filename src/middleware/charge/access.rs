@@ -14,7 +14,7 @@ use crate::error::{ConfigError, labelled};
 use crate::key::{AddressSource, IntoKey, Key, parse_network, peer_address, translated_ipv4};
 use crate::middleware::rule::Read;
 
-/// A list with more capacity than this is shrunk when it has few entries.
+/// A list is shrunk when it has few entries and its capacity is above this number.
 const SPARE: usize = 256;
 
 labelled! {
@@ -48,8 +48,8 @@ labelled! {
 ///   forwarding header cannot be read, because the client may be in that network. A request without
 ///   the header, such as a proxy's health check, is limited like any other request.
 /// * If a client sends several values where [`key::header`](crate::key::header) and the like expect
-///   one value, it is not known which of them is its key. If at least one key is denied in the list,
-///   the list denies this client too.
+///   one value, the layer does not know which value is the client's key. If at least one key is
+///   denied in the list, the list denies this client too.
 ///
 /// ```
 /// use tower_ratelimit::key::{self, Prefixes};
@@ -248,8 +248,8 @@ impl AccessList {
         self.read().key(key)
     }
 
-    /// Returns the networks and addresses of the list with their entries, in the order of their addresses. Each is the
-    /// text of a network that [`set`](Self::set) can read, such as `203.0.113.7/32`.
+    /// Returns the networks and addresses of the list with their entries, in the order of their addresses.
+    /// [`set`](Self::set) can read each of the returned texts, such as `203.0.113.7/32`.
     #[must_use]
     pub fn networks(&self) -> Vec<(String, Access)> {
         let mut networks: Vec<(IpNet, Access)> = {

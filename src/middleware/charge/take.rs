@@ -24,8 +24,8 @@ use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 use crate::quota::Algorithm;
 
-/// The maximum number of charges for which memory is allocated before the charges are known. Of many rules,
-/// only few apply to a request.
+/// The maximum number of charges for which memory is allocated before the charges are known. If a layer has
+/// many rules, usually only few apply to a request.
 const RESERVED_MAX: usize = 16;
 
 /// The next step of a request, with the limiter's type of future.
@@ -479,8 +479,8 @@ impl Ticket {
     }
 }
 
-/// Returns whether a request's own quota needs more than a decision and headers, because its units are held, its
-/// requests may wait, or no header reports it.
+/// Returns whether a request with its own quota needs more than a decision and headers. It does if the quota's
+/// units are held, if requests may wait for them, or if no header reports the quota.
 #[inline]
 fn has_more_steps(policy: &Policy) -> bool {
     let quota = policy.quota();

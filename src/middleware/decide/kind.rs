@@ -20,7 +20,7 @@ pub(crate) enum OutcomeCause {
     NotCharged,
     /// The request has no key for a rule in this mode, and no other rule charges it.
     KeyMissing(Mode),
-    /// The request has more charges than a request may have, and one of their rules enforces.
+    /// The request has too many charges, and at least one of the rules that charge it enforces.
     TooManyCharges,
     /// The limiter has answered: it allows the request, because no enforced charge refuses it.
     AllowedByLimiter,

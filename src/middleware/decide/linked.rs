@@ -49,8 +49,8 @@ fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
 }
 
 /// Returns whether the charge at `at` refuses its request, and the decision that clients get for its policy.
-/// That decision is the block's if the block is closed for longer. Returns `None` for the charge of a linked
-/// policy.
+/// If the rule's block is closed for longer than the policy's own wait, clients get the block's decision.
+/// Returns `None` for the charge of a linked policy.
 pub(crate) fn status(charges: &[Charged], at: usize) -> Option<(bool, &ChargeDecision)> {
     let charged = charges.get(at).filter(|charged| !matches!(charged.effect, Effect::OnRefusal { .. }))?;
     let own = &charged.decision;
@@ -93,8 +93,9 @@ impl Ticket {
         closed
     }
 
-    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. If such
-    /// a block enforced, nothing would be taken. So the rule's next decisions are the same in both cases.
+    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. A
+    /// closed block that enforces takes nothing either. So the rule's next decisions do not depend on whether the
+    /// block enforces.
     #[cold]
     pub(crate) fn take_nothing_while_closed<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let closed = self.closed();

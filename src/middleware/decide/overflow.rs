@@ -20,8 +20,8 @@ pub trait Overflow<S: Service<Request<B>>, B>: Clone + Sealed {
     /// The error of the overflow's service.
     type Error: Into<S::Error>;
 
-    /// The body of the overflow's responses. The layer converts it into the body type of the service
-    /// inside.
+    /// The body of the overflow's responses. The layer converts this body into the body type of the
+    /// service inside.
     type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
 
     /// The overflow's response.

@@ -105,8 +105,8 @@ impl BytePace {
         self.time_us(TICK_BYTES).clamp(BATCH_US, TICK_US)
     }
 
-    /// Returns the number of units that this pace allows in a time. The result is at least 1, and
-    /// at most the maximum for one call.
+    /// Returns the number of units that this pace allows in the given time. The result is at least
+    /// 1, and at most the maximum for one call.
     fn batch(self, time_us: u64) -> u64 {
         let of = |time_us: u64| {
             let units = u128::from(self.units) * u128::from(time_us) / u128::from(self.period_us.max(1));

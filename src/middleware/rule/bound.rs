@@ -22,8 +22,8 @@ pub(crate) struct BoundRule {
     /// Returns a request's key. For a request without a key, returns the shared key if the rule
     /// says so.
     extract: Read<Option<Key>>,
-    /// The type of the extractor, if all rules with this type have the same keys. All of them have the same
-    /// keys if the extractor captures nothing.
+    /// The type of the extractor, if all rules with this type have the same keys. Rules whose extractors
+    /// have one type have the same keys if the type captures nothing.
     extractor: Option<TypeId>,
     /// The index of the rule's first policy among the layer's policies.
     first: usize,
@@ -201,7 +201,7 @@ impl BoundRule {
     /// nothing else.
     ///
     /// `see_quota` gets the quota that the request brings, if any. `find_key` returns the [key](Self::key), or a
-    /// stand-in if rules share the key.
+    /// placeholder if rules share the key.
     #[inline(always)]
     pub(crate) fn match_request<K>(
         &self,

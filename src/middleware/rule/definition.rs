@@ -60,7 +60,7 @@ pub struct Rule {
     /// The switch that the quota of the only policy follows, if any.
     pub(crate) switch: Option<QuotaSwitch>,
     /// Reads the quota of each request, if requests bring their quotas. The only policy is then a
-    /// stand-in.
+    /// placeholder.
     pub(crate) quota_from: Option<QuotaFrom>,
     pub(crate) settlement: Settlement,
     /// True if the held units of a concurrency limit are returned when the response's head is sent.
@@ -246,14 +246,14 @@ impl Rule {
 
     /// Makes a rule of several plans like [`plans`](Self::plans), but keeps the used share instead
     /// of the used amount when a key's plan changes. A client that has used 60 of 100 and upgrades
-    /// to 1,000 has 400 left. If it then downgrades, it has 40 left.
+    /// to 1,000 has 400 left. If the client then downgrades, it has 40 left.
     ///
     /// * The share is relative to each plan's capacity and is rounded up by less than a unit of the
     ///   new plan. A client that takes 1 of 1,000 and changes to a plan of 10 in a fixed window has
     ///   9 left.
-    /// * Whichever way a key changes its plan, the shares that it takes at one instant add up to at
-    ///   most one whole. So the key never gets more than one plan alone would give. All requests of
-    ///   one key should have the same plan, because each change may cost a unit.
+    /// * The shares that a key takes at one instant add up to at most one whole, however it changes
+    ///   its plan. So the key never gets more than one plan alone would give. All requests of one
+    ///   key should have the same plan, because each change may cost a unit.
     /// * Debts are shares as well. So each plan may owe the same share of its capacity.
     /// * A change converts the units that are in use at that instant. Units that an ending
     ///   sub-window no longer counts are forgotten.
@@ -300,12 +300,12 @@ impl Rule {
     ///   quota's pace. The reported wait counts with the new quota's pace, so it can be far longer or
     ///   shorter than needed; see [the rules](crate::quota#when-a-quota-changes).
     /// * A quota can keep usage up to its capacity plus its [debt](Quota::max_debt), which by default is
-    ///   as large as the capacity. While more than that is in use, a refund or a settlement has no
+    ///   as large as the capacity. While more than this sum is in use, a refund or a settlement has no
     ///   effect. The rule does not know the other quotas, so it cannot choose a larger debt. You can
     ///   choose one with [`Quota::max_debt`].
     /// * A request is settled and refunded under the quota to which it was charged. Units that are
     ///   settled after the key got a larger quota are forgotten if the smaller quota could not hold
-    ///   the usage since then.
+    ///   the units that were used since the change.
     /// * Usage is kept between quotas of rates. A rate and a [concurrency limit](Quota::concurrent)
     ///   count different things, and do not share their usage.
     ///
@@ -470,7 +470,7 @@ impl Rule {
 
     /// Returns the policies: one, unless the rule has [several quotas](Self::all_of) or
     /// [plans](Self::plans). If each request [has its own quota](Self::quota_from), the only policy
-    /// is [a stand-in](Policy::has_quota_of_request).
+    /// is [a placeholder](Policy::has_quota_of_request).
     #[must_use]
     pub fn policies(&self) -> &[Policy] {
         &self.policies

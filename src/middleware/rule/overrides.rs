@@ -22,7 +22,7 @@ const ENTRIES_MAX: usize = 100_000;
 /// From this number of entries on, adding an entry may first remove the entries that have ended.
 const SWEPT_FROM: usize = 64;
 
-/// A table with more capacity than this is shrunk when it has few keys.
+/// A table is shrunk when it has few keys and its capacity is above this number.
 const SPARE: usize = 256;
 
 /// Gives single keys a value of their own, for a time or until the override is ended, instead of the
@@ -30,9 +30,10 @@ const SPARE: usize = 256;
 /// [plan](crate::Rule::plans). The table can be changed while requests are served. Clones are the same
 /// table.
 ///
-/// * Each override has an identity. If several overrides hold for a key, the latest counts. When its time is over,
-///   or [`end`](Self::end) ends it, the override before it counts again, unless that override has ended as well. So
-///   two operators who raise the quota of one customer do not undo each other's change.
+/// * Each override has an identity. If several overrides hold for a key, the latest counts. When the latest
+///   override ends, because its time is over or by [`end`](Self::end), the override before it counts again, unless
+///   that override has ended as well. So two operators who raise the quota of one customer do not undo each other's
+///   change.
 /// * Overrides whose time has passed are removed. An override without a time stays until it is
 ///   ended. [`max_entries`](Self::max_entries) bounds the table.
 /// * The table belongs to the process, and is not kept in Redis. A `fleet::Fleet` provides tables
@@ -219,8 +220,7 @@ impl<T> Overrides<T> {
         self.change(|table, removed| table.keep_of(&key, |_| false, now, removed))
     }
 
-    /// Returns the number of overrides that have not ended. The time that this takes grows with the
-    /// table.
+    /// Returns the number of overrides that have not ended. The running time grows with the table.
     #[must_use]
     pub fn len(&self) -> usize {
         let now = self.0.clock.now();

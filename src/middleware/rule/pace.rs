@@ -11,11 +11,12 @@ impl Rule {
     /// All downloads of a key share its pace, in all processes that share the limiter's store.
     ///
     /// * The pace is steady for every algorithm: bytes are sent in pieces that are worth 50
-    ///   milliseconds, or up to 150 if they are smaller than 32 KiB. The burst matters only if
-    ///   processes share the quota: each process sends at the pace until the burst is used up, and
-    ///   then the processes share the pace. A [leaky queue](crate::Quota::leaky_queue) has no burst.
-    ///   A window with the period of the pace leaves no room for late bytes, and slows downloads by
-    ///   a few percent. [`pace_after`](Self::pace_after) makes the beginning of a body fast.
+    ///   milliseconds or, if such a piece would be smaller than 32 KiB, up to 150 milliseconds. The
+    ///   burst matters only if processes share the quota: each process sends at the pace until the
+    ///   burst is used up, and then the processes share the pace. A [leaky
+    ///   queue](crate::Quota::leaky_queue) has no burst. A window with the period of the pace leaves
+    ///   no room for late bytes, and slows downloads by a few percent.
+    ///   [`pace_after`](Self::pace_after) makes the beginning of a body fast.
     /// * If the rule has [several quotas](Self::all_of), the fastest quota is the pace. A body
     ///   waits when another quota of the rule is used up.
     /// * Downloads of a key take turns, in the order in which they wait, with equal pieces.

@@ -13,7 +13,8 @@ use crate::key::original_uri;
 /// are compared as the client sent them: case counts, and percent-encoding is not decoded, apart from slashes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PathPattern {
-    /// The segments, at least one. Slashes separate them, and a slash stands before the first.
+    /// The segments, at least one. Slashes separate the segments, and a slash stands before the
+    /// first segment.
     pub(crate) segments: Vec<Segment>,
 }
 
@@ -102,8 +103,8 @@ impl PathIndex {
 
     /// Returns the rules that may apply to a request, in their order. The path is the path that the client sent,
     /// also inside of a nested router. A request without a path, such as `OPTIONS *`, matches every pattern, so that
-    /// it does not escape a rule. For the same reason, a path with an encoded slash also matches the patterns that
-    /// it would match with a plain slash.
+    /// it does not escape a rule. A path with an encoded slash does not escape a rule either: it also matches the
+    /// patterns that it would match with a plain slash.
     pub(crate) fn rules(&self, head: &Head<'_>) -> SmallVec<[usize; 8]> {
         let Some(path) = original_uri(head).path().strip_prefix('/') else { return (0..self.rules).collect() };
         let mut found = SmallVec::from_slice(&self.everywhere);

@@ -10,17 +10,17 @@ use super::settlement::OnAborted;
 
 impl Rule {
     /// Keeps the charge of a request only if `predicate` holds for its response, and otherwise
-    /// refunds the charge. For example, only failed logins count.
+    /// refunds the charge. For example, a rule can count only failed logins.
     ///
     /// * The charge is taken before the service is called. So requests that run at the same time
     ///   cannot slip through while their outcome is unknown: with a quota of 5, at most 5 of them
     ///   are in flight.
-    /// * While such requests of a key are in flight in this process, a refusal by a
-    ///   [block](crate::Quota::block) promises no wait. If those requests are refunded, the next
-    ///   request passes at once.
+    /// * While requests of a key that may be refunded are in flight in this process, a refusal by a
+    ///   [block](crate::Quota::block) promises no wait, because the next request passes at once if
+    ///   they are refunded.
     /// * The headers of the response report the units that remain after the refund. The layer does
-    ///   not ask a remote limiter again for them: it calculates `remaining`, and reports the window
-    ///   of the charge.
+    ///   not ask a remote limiter again for these units: the layer calculates `remaining`, and
+    ///   reports the window of the charge.
     /// * If the request was counted by a [meter](Self::overage), the meter is refunded.
     /// * The predicate sees the response's head: status, headers, extensions. In a gRPC response
     ///   `grpc-status` is in the head only if the call failed before its first message. In other
@@ -63,15 +63,15 @@ impl Rule {
     /// seconds. Each request that passes has a `Usage` in its extensions.
     ///
     /// * The request is settled once, when the response's body has ended or was dropped.
-    /// * If too much was reserved, the rest is refunded as far as the receipt still holds it. Units
-    ///   of a window that has ended are not added to the next window.
-    /// * If too little was reserved, the rest is charged even if too few units are left, which puts the key into debt.
-    ///   Later requests wait until the debt has drained. Debt beyond [`Quota::max_debt`](crate::Quota::max_debt) is
-    ///   forgotten.
+    /// * If too much was reserved, the excess is refunded as far as the receipt still holds it.
+    ///   Units of a window that has ended are not added to the next window.
+    /// * If too little was reserved, the missing units are charged even if too few units are left, which puts the key
+    ///   into debt. Later requests wait until the debt has drained. Debt beyond
+    ///   [`Quota::max_debt`](crate::Quota::max_debt) is forgotten.
     /// * If no cost is reported, the request stays charged with its reservation.
     /// * An aborted request costs at least its reservation; see [`on_aborted`](Self::on_aborted).
     /// * At least one unit is reserved, even if the [cost](Self::cost) is 0. So a request passes
-    ///   only while a unit is left. To reserve nothing more, use a cost of 0, and call
+    ///   only while a unit is left. To reserve only this unit, use a cost of 0, and call
     ///   `usage.set(0)` for a request that turned out to be free.
     /// * Reserve the usual or the largest cost. Requests that run at the same time do not see a
     ///   cost beyond the reservation.
@@ -107,8 +107,9 @@ impl Rule {
     /// Takes the cost as a reservation, and settles the charge according to the response's head. If
     /// `actual` returns `None`, the reservation stays.
     ///
-    /// Otherwise it works like [`settle_by_usage`](Self::settle_by_usage). If a rule has both
-    /// settlements, the cost from the response's head replaces the cost that was reported before.
+    /// Otherwise it works like [`settle_by_usage`](Self::settle_by_usage). If a rule is also
+    /// settled by usage, the cost from the response's head replaces the cost that was reported
+    /// before.
     ///
     /// ```
     /// use tower_ratelimit::{Quota, Rule};
@@ -128,8 +129,8 @@ impl Rule {
     /// the response's body that were handed to the server. Headers and the protocol's own bytes do
     /// not count. The quota's [unit](Self::unit) is `content-bytes`, unless another unit is stated.
     ///
-    /// Otherwise it works like [`settle_by_usage`](Self::settle_by_usage). If a rule has both
-    /// settlements, the bytes are added to the reported units.
+    /// Otherwise it works like [`settle_by_usage`](Self::settle_by_usage). If a rule is also
+    /// settled by usage, the bytes are added to the reported units.
     ///
     /// * If the client disconnects early, the request costs at least its reservation; see
     ///   [`on_aborted`](Self::on_aborted).

@@ -91,8 +91,8 @@ impl QuotaSwitch {
     /// quota.
     ///
     /// # Errors
-    /// Returns an error if a layer's limiter does not support the quota. Also returns an error if the old or
-    /// the new quota is a block, a meter or a concurrency limit, and the other is not of the same kind. After
+    /// Returns an error if a layer's limiter does not support the quota. Also returns an error if the old and
+    /// the new quota are not of one kind. The kinds are rates, blocks, meters and concurrency limits. After
     /// an error, the old quota stays in force.
     pub fn set(&self, quota: Quota) -> Result<Quota, ConfigError> {
         let before = self.get();

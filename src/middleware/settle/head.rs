@@ -18,8 +18,8 @@ use crate::middleware::rule::Settlement;
 enum ByHead {
     /// The charges stay open until the body has ended.
     StayOpen,
-    /// The charges cost this many units. Without a number they cost the stated units or, if no cost was stated,
-    /// the reserved units.
+    /// The charges cost this many units. Without a number, the charges cost the stated units or, if no cost was
+    /// stated, the reserved units.
     Settle(Option<u64>),
 }
 

@@ -90,7 +90,7 @@ impl<L: Limiter> OpenTicket<L> {
         open
     }
 
-    /// Refunds all charges. Later, handlers can state no cost, and no charge is settled.
+    /// Refunds all charges. After this, handlers can state no cost, and no charge is settled.
     fn refund_all(&mut self) {
         self.close();
         self.ticket.refund(&self.layer);

@@ -11,8 +11,8 @@ use crate::middleware::rule::{BoundRule, Read, Rule};
 /// The reason why a part of a key cannot be made, and its position.
 pub(super) type KeyError = At<&'static str>;
 
-/// Gives a rule its key, which has one or more parts. A key of only an address uses an extractor of this crate, from
-/// whose type the layer knows where addresses come from.
+/// Gives a rule its key, which has one or more parts. A key that is only an address uses an extractor of this crate.
+/// The extractor's type shows the layer where the address comes from.
 pub(super) fn bound(rule: Rule, parts: &[At<KeySpec>], names: &Names) -> Result<BoundRule, KeyError> {
     if let [only] = parts {
         match (&only.value, &names.proxies) {

@@ -271,7 +271,7 @@ impl Binder<'_, '_> {
         }
     }
 
-    /// Adds a rule, whose policies come after the policies of the rules before.
+    /// Adds a rule, whose policies come after the policies of the earlier rules.
     fn add_bound(&mut self, rule: BoundRule, position: Position) {
         let first = self.rules.last().map_or(0, BoundRule::end);
         self.policy_names.extend(rule.names().map(|name| (name.into(), position)));

@@ -36,8 +36,8 @@ pub(in crate::rules) const OURS: &str = "tower_ratelimit";
 
 pub(in crate::rules) const METADATA: &[&str] = &["options"];
 
-/// The longest text, in bytes. Texts are bounded because the name of a limit has all keys and
-/// values that lead to it.
+/// The longest text, in bytes. Texts are bounded because the name of a limit contains all keys and
+/// values on the path to the limit.
 const TEXT_MAX: usize = 1_000;
 
 /// Returns whether a file has Envoy's form.

@@ -219,7 +219,8 @@ impl ValueReader<'_, '_, '_> {
 /// The names of a file's rules and policies.
 #[derive(Default)]
 pub(super) struct UsedNames {
-    /// Each name, what it names (empty for the rule itself), and the name of the rule.
+    /// Each name, the kind of thing with this name (empty for the rule itself), and the name of the
+    /// rule.
     pub(super) names: Vec<(String, &'static str, Name)>,
     /// Rules that had another name.
     pub(super) renamed: Vec<(Name, Name)>,

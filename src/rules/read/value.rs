@@ -184,7 +184,7 @@ impl ValueReader<'_, '_, '_> {
     }
 
     /// Returns the value of a field, or reports that the field is missing. `such_as` is the end of
-    /// that message.
+    /// the message that the field is missing.
     pub(super) fn required<'n, 'a>(
         &mut self,
         fields: &Fields<'n, 'a>,

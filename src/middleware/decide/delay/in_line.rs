@@ -1,13 +1,13 @@
 //! Requests that wait in line for units of concurrency limits or, if the caller allows it, of any quota.
 //!
 //! A request that waits in line holds nothing. When the request's turn comes, the layer asks the limiter for all of
-//! the request's charges again. If another concurrency limit denies them, the request moves to the line of that limit,
-//! and keeps its number in line. If anything else denies them, the request waits no more.
+//! the request's charges again. If another concurrency limit denies the charges, the request moves to the line of that
+//! limit, and keeps its number in line. If anything else denies the charges, the request waits no more.
 //!
 //! Some charges count refusals: the strikes of blocks, and charges to quotas that count denied requests. Such a
 //! charge counts each refused request once, although the layer asks the limiter several times. While a request may
-//! still wait, the layer only looks at an enforced block, and peeks at a set with a quota that counts denied requests
-//! before it takes the set. The last time, the layer asks the limiter for all charges.
+//! still wait, the layer only looks at an enforced block. If a quota of the set counts denied requests, the layer
+//! peeks at the set before it takes the set. For the final decision, the layer asks the limiter for all charges.
 //!
 //! A message may also wait for units that become free with time. The message waits for these units in a line of the
 //! layer, and asks again at the instant that the limiter named. The message asks only when no earlier message waits for
@@ -87,7 +87,8 @@ impl Ticket {
     }
 
     /// Returns the index of the first charge in whose line earlier messages wait for units that become free with
-    /// time. Messages before `number` are earlier, or all messages if `number` is `None`.
+    /// time. Messages with a number below `number` are earlier. If `number` is `None`, all messages in the line
+    /// are.
     pub(crate) fn line_ahead<L: Limiter>(&self, layer: &Compiled<L>, number: Option<u64>) -> Option<usize> {
         let asks = &layer.delays.as_ref()?.asks;
         let has_earlier = |policy: &Policy, key: &Key| match number {

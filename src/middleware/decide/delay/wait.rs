@@ -25,8 +25,8 @@ use crate::policy::Policy;
 
 impl Ticket {
     /// Returns a place in the waiting room if the request has to wait. If the maximum number of requests wait already,
-    /// there is no place, and the request is refused. The units that the request took are refunded, and its queue is
-    /// reported as over its limit until the request would have departed.
+    /// there is no place, and the request is refused. The units that the request took are refunded, and the queue that
+    /// made it wait is reported as over the limit until the request would have departed.
     #[inline]
     pub(crate) fn place_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<Counted> {
         let delays = layer.delays.as_ref()?;
