@@ -56,9 +56,9 @@ impl Mode {
 /// A [`Mode`] that any clone can switch while requests are served. A switch loses no state, because
 /// every mode charges requests in the same way.
 ///
-/// A request that is being decided while the mode is switched may still use the previous mode. A request that waits in
-/// line for units of a [concurrency limit](crate::Quota::concurrent) passes at once if the new mode is milder than the
-/// previous mode.
+/// A request that is being decided while the mode is switched may still use the previous mode. A request in line for
+/// units of a [concurrency limit](crate::Quota::concurrent), a message that waits, and a paced body go on at once if
+/// the new mode is milder than the previous mode.
 ///
 /// ```
 /// use tower_ratelimit::{

@@ -360,20 +360,21 @@ pub(crate) struct AskTurn {
 }
 
 impl AskTurn {
-    /// Joins the line of a key, and stays in it until `until_us` at the latest. If the limiter has denied the caller,
-    /// `wait` is the wait that the limiter named. A caller from another line keeps the `number` that it had there,
-    /// and stays behind the callers with lower numbers.
+    /// Joins the line of a key, and stays in it until `until_us` at the latest. A caller from another line keeps the
+    /// `number` that it had there, and stays behind the callers with lower numbers.
+    ///
+    /// If the line is empty, the caller asks at once, even if the limiter has just denied it. Units that came back
+    /// between the denial and this call have woken nobody.
     pub(crate) fn join(
         lines: &Arc<AskLines>,
         timer: &Arc<dyn Timer>,
         (policy, key, cost): (&Policy, &Key, u64),
         until_us: u64,
-        wait: Option<Duration>,
         number: Option<u64>,
     ) -> Self {
         Self::enter(lines, timer, (policy, key), (until_us, number), |line, number, now_us| {
             if line.is_over() {
-                line.due_us = now_us.saturating_add(wait.map_or(0, micros_ceil).min(RECHECK_US));
+                line.due_us = now_us;
             }
             line.waiters.add(number, cost);
         })
@@ -511,7 +512,7 @@ mod tests {
         let policy = Policy::new("jobs", Quota::per_second(1)).unwrap();
         let caller = (&policy, &Key::global(), 1);
         let mut asking = vec![AskTurn::ask(&lines, &timer, caller, u64::MAX)];
-        let join = || AskTurn::join(&lines, &timer, caller, u64::MAX, None, None);
+        let join = || AskTurn::join(&lines, &timer, caller, u64::MAX, None);
         let mut waiting: Vec<AskTurn> = (0..30).map(|_| join()).collect();
         let mut numbers = Vec::new();
         for failing in [1, 2, 4, 8] {

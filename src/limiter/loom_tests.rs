@@ -28,7 +28,7 @@ impl Wake for WasWoken {
 fn join(lines: &Arc<AskLines>) -> AskTurn {
     let timer: Arc<dyn Timer> = Arc::new(StoppedTimer);
     let policy = Policy::new("jobs", Quota::per_second(1)).expect("it is a name");
-    AskTurn::join(lines, &timer, (&policy, &Key::global(), 1), 1, None, None)
+    AskTurn::join(lines, &timer, (&policy, &Key::global(), 1), 1, None)
 }
 
 fn asks(turn: &mut AskTurn, waker: &Waker) -> bool {

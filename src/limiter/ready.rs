@@ -64,7 +64,8 @@ const UNKNOWN_WAIT_MAX: Duration = Duration::from_millis(400);
 ///   in one call. With other quotas the first caller in line asks again at the instant that the
 ///   limiter named.
 /// * **In order.** Callers of one policy and key are admitted in the order in which they arrived. The order
-///   holds among the callers of one `Ready` and its clones.
+///   holds among the callers of one `Ready` and its clones. If no caller waits, several callers may ask at the
+///   same time. A store decides these in the order in which it gets their calls.
 /// * **Bounded.** At most [`max_waiting`](Self::max_waiting) callers wait, and each for at most
 ///   [`max_wait`](Self::max_wait). A caller that would have to wait longer gets an error at once.
 /// * **Dropped at any point**, a future refunds what it took, and the next caller moves up. A future that is
@@ -249,7 +250,6 @@ impl<L: Limiter> Ready<L> {
             until: None,
             unknown_waits: 0,
             failures: 0,
-            was_denied_outside: false,
         };
         if answer.is_none() && self.lines.asks.has_line(first.policy, first.key) {
             caller.join(Wait::None)?;
@@ -326,16 +326,10 @@ struct ReadyCaller<'a, L> {
     unknown_waits: u32,
     /// The number of calls in a row that have failed.
     failures: u32,
-    /// Whether the limiter denied the caller while the caller had no turn. Units that came back since then woke no
-    /// caller, so this caller takes a turn and asks again.
-    was_denied_outside: bool,
 }
 
 impl<L: Limiter> ReadyCaller<'_, L> {
     async fn ask(&mut self, charges: &[Charge<'_>]) -> Result<Decision, L::Error> {
-        if self.was_denied_outside {
-            self.begin_turn();
-        }
         let reply = match &self.turn {
             Some(LineTurn::Places(turn)) => {
                 let number = turn.number();
@@ -344,23 +338,14 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             }
             _ => self.ready.limiter.take(charges),
         };
-        if matches!(reply, Reply::Later(_)) {
-            self.begin_turn();
+        if self.turn.is_none() && matches!(reply, Reply::Later(_)) && !self.first.policy.limits_in_flight() {
+            if let Some((timer, until)) = self.deadline() {
+                let Charge { policy, key, cost, .. } = *self.first;
+                let turn = AskTurn::ask(&self.ready.lines.asks, &timer, (policy, key, cost), latest_us(until));
+                self.turn = Some(LineTurn::Asks(turn));
+            }
         }
         reply.await
-    }
-
-    /// Puts a caller that asks now into its line, unless the caller is already there. Units of a concurrency limit
-    /// have other lines.
-    fn begin_turn(&mut self) {
-        if self.turn.is_some() || self.first.policy.limits_in_flight() {
-            return;
-        }
-        if let Some((timer, until)) = self.deadline() {
-            let Charge { policy, key, cost, .. } = *self.first;
-            let turn = AskTurn::ask(&self.ready.lines.asks, &timer, (policy, key, cost), latest_us(until));
-            self.turn = Some(LineTurn::Asks(turn));
-        }
     }
 
     /// Polls the caller's turn. A caller that has to wait is counted as waiting.
@@ -413,18 +398,13 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             self.turn = Some(LineTurn::Places(turn));
             return Ok(());
         }
-        let wait = match wait {
-            Wait::None => None,
-            Wait::After(wait) => Some(wait),
-            Wait::Unknown | Wait::Never => Some(self.unknown_wait()),
-        };
         let (timer, until) = match wait {
-            Some(wait) => self.count(wait)?,
             // This caller may not have to wait, because the limiter has not told the other callers in line to wait
             // yet.
-            None => self.deadline().ok_or_else(|| NotReady::no_timer(policy))?,
+            Wait::None => self.deadline().ok_or_else(|| NotReady::no_timer(policy))?,
+            Wait::After(_) | Wait::Unknown | Wait::Never => self.count(wait.duration().unwrap_or_default())?,
         };
-        let turn = AskTurn::join(&ready.lines.asks, &timer, (policy, key, cost), latest_us(until), wait, None);
+        let turn = AskTurn::join(&ready.lines.asks, &timer, (policy, key, cost), latest_us(until), None);
         self.turn = Some(LineTurn::Asks(turn));
         Ok(())
     }
@@ -458,7 +438,6 @@ impl<L: Limiter> ReadyCaller<'_, L> {
                 self.turn = Some(LineTurn::Asks(turn));
             }
             Some(turn @ LineTurn::Places(_)) if wait == Wait::Unknown => self.turn = Some(turn),
-            None if !self.was_denied_outside && !self.first.policy.limits_in_flight() => self.was_denied_outside = true,
             // A caller without a turn joins a line. If the limiter returns a known wait to a caller in a line for
             // places, another charge of the set is denied, and the caller changes to another line.
             Some(LineTurn::Places(_)) | None => self.join(wait)?,

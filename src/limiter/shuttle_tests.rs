@@ -37,7 +37,7 @@ fn line_of_many_threads_hands_each_turn_on() {
                 let timer: Arc<dyn Timer> = Arc::new(StoppedTimer);
                 let policy = Policy::new("jobs", Quota::per_second(1)).expect("it is a name");
                 for _ in 0..2 {
-                    let mut turn = AskTurn::join(&lines, &timer, (&policy, &Key::global(), 1), 1, None, None);
+                    let mut turn = AskTurn::join(&lines, &timer, (&policy, &Key::global(), 1), 1, None);
                     if matches!(caller, Caller::LeavesBeforeItsTurn) {
                         let polled = block_on(poll_fn(|cx| Poll::Ready(turn.poll(cx).is_ready())));
                         thread::yield_now();

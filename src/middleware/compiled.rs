@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
+use smallvec::SmallVec;
+
 use super::decide::delay::Delays;
 use super::diagnostics::Diagnostics;
 use super::discard::Discard;
@@ -52,8 +54,10 @@ pub(super) struct Compiled<L> {
     pub(super) delays: Option<Arc<Delays>>,
     /// The accounts of keys whose bodies are paced, if rules pace bodies and there is a timer.
     pub(super) accounts: Option<Arc<Accounts>>,
-    /// Wakes requests in line when a mode is switched, if requests may wait in line for units of a concurrency limit.
-    line_waker: Option<Arc<LineWaker>>,
+    /// Whether requests may wait in line for units of a concurrency limit.
+    has_lines: bool,
+    /// Wakes requests, messages and bodies that wait.
+    waiters: Arc<Waiters>,
     /// The policies whose quotas the limiter does not support.
     pub(super) unsupported: Vec<(usize, UnsupportedQuota)>,
     pub(super) diagnostics: Arc<Diagnostics>,
@@ -94,15 +98,48 @@ struct CompiledRule {
     own_quotas: Option<PolicyCache>,
 }
 
-/// Wakes the requests that wait in line for units of these policies.
-struct LineWaker {
-    lines: PlaceLines,
-    policies: Vec<Policy>,
+/// The requests, messages and bodies that wait for units of these policies.
+struct Waiters {
+    policies: Arc<[Policy]>,
+    place_lines: Option<PlaceLines>,
+    delays: Option<Arc<Delays>>,
+    accounts: Option<Arc<Accounts>>,
 }
 
-impl FollowMode for LineWaker {
+impl Waiters {
+    /// Returns the waiters of a layer, which its mode switches wake.
+    fn of<L: Limiter>(
+        limiter: &L,
+        settings: &Settings,
+        policies: &Arc<[Policy]>,
+        delays: Option<Arc<Delays>>,
+        accounts: Option<Arc<Accounts>>,
+    ) -> Arc<Self> {
+        let place_lines = limiter.hooks().place_lines().cloned();
+        let waiters = Arc::new(Self { policies: Arc::clone(policies), place_lines, delays, accounts });
+        let of_rules = settings.rules.iter().filter_map(|bound| bound.rule().mode.as_ref());
+        let switches = of_rules.chain(&settings.mode);
+        switches.for_each(|switch| switch.enter(Arc::downgrade(&waiters) as Weak<dyn FollowMode>));
+        waiters
+    }
+
+    /// Wakes them, because a mode may be milder or a quota larger than before.
+    fn wake(&self) {
+        if let Some(lines) = &self.place_lines {
+            self.policies.iter().filter(|policy| policy.limits_in_flight()).for_each(|policy| lines.wake_all(policy));
+        }
+        if let Some(delays) = &self.delays {
+            self.policies.iter().for_each(|policy| delays.let_each_first_ask(policy));
+        }
+        if let Some(accounts) = &self.accounts {
+            accounts.let_ask(|_| true);
+        }
+    }
+}
+
+impl FollowMode for Waiters {
     fn mode_has_changed(&self) {
-        self.policies.iter().filter(|policy| policy.limits_in_flight()).for_each(|policy| self.lines.wake_all(policy));
+        self.wake();
     }
 }
 
@@ -173,12 +210,7 @@ impl<L: Limiter> Compiled<L> {
         let accounts = if paces { timer().map(Accounts::new) } else { None };
         let has_lines =
             delays.is_some() && (brings_quotas || policies.iter().any(|own| !own.quota().wait_in_line().is_zero()));
-        let line_waker = limiter.hooks().place_lines().filter(|_| has_lines).map(|lines| {
-            let waker = Arc::new(LineWaker { lines: lines.clone(), policies: policies.clone() });
-            let switches = bound().filter_map(|(_, rule)| rule.mode.as_ref()).chain(&settings.mode);
-            switches.for_each(|switch| switch.enter(Arc::downgrade(&waker) as Weak<dyn FollowMode>));
-            waker
-        });
+        let policies: Arc<[Policy]> = policies.into();
         let found = settings.finder().map_or(0, |(_, rules)| rules);
         let charges = |rule: &Rule| {
             usize::from(rule.linked.is_some()) + if rule.choose.is_some() { 1 } else { rule.policies.len() }
@@ -191,7 +223,9 @@ impl<L: Limiter> Compiled<L> {
             version: 0,
             latest: OnceLock::new(),
             entered: OnceLock::new(),
-            policies: policies.into(),
+            has_lines: has_lines && limiter.hooks().place_lines().is_some(),
+            waiters: Waiters::of(&*limiter, &settings, &policies, delays.clone(), accounts.clone()),
+            policies,
             parts: parts.into(),
             rules,
             plan,
@@ -200,7 +234,6 @@ impl<L: Limiter> Compiled<L> {
             responses,
             delays,
             accounts,
-            line_waker,
             unsupported,
             limiter,
             settings,
@@ -214,10 +247,12 @@ impl<L: Limiter> Compiled<L> {
         // Only new rules get new diagnostics, because requests take the general plan, which is slower, while
         // diagnostics watch rules or lists.
         let diagnostics = if has_new_rules { &next.diagnostics } else { &self.diagnostics };
+        // Bodies under way stay in their accounts, and new bodies join the same accounts.
+        let (delays, accounts) = (self.delays.clone(), self.accounts.clone().or_else(|| next.accounts.clone()));
         Self {
-            delays: self.delays.clone(),
-            // Bodies under way stay in their accounts, and new bodies join the same accounts.
-            accounts: self.accounts.clone().or_else(|| next.accounts.clone()),
+            waiters: Waiters::of(&*next.limiter, &next.settings, &next.policies, delays.clone(), accounts.clone()),
+            delays,
+            accounts,
             diagnostics: Arc::clone(diagnostics),
             unsettled: self.unsettled.clone().filter(|_| next.unsettled.is_some()).or_else(|| next.unsettled.clone()),
             version: self.version + 1,
@@ -229,15 +264,7 @@ impl<L: Limiter> Compiled<L> {
     /// Wakes requests and bodies that wait for units of this configuration's policies, because a quota may have been
     /// raised.
     pub(super) fn wake_lines(&self) {
-        if let Some(lines) = self.limiter.hooks().place_lines() {
-            self.policies.iter().filter(|policy| policy.limits_in_flight()).for_each(|policy| lines.wake_all(policy));
-        }
-        if let Some(delays) = &self.delays {
-            self.policies.iter().for_each(|policy| delays.let_each_first_ask(policy));
-        }
-        if let Some(accounts) = &self.accounts {
-            accounts.let_ask(|_| true);
-        }
+        self.waiters.wake();
     }
 
     /// Returns the reason if a policy cannot pace bodies.
@@ -245,9 +272,19 @@ impl<L: Limiter> Compiled<L> {
         supports_pace(&*self.limiter, policy.quota()).err()
     }
 
-    /// Refunds charges, and reports a failure that the limiter returns at once.
+    /// Refunds charges, and reports a failure that the limiter returns at once. The first message that waits for the
+    /// units asks the limiter after that.
     pub(super) fn refund(&self, refunds: Vec<Refund>) {
-        if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
+        // Copies what was refunded before it is known whether a message waits, because one may join its line until the
+        // limiter has the units.
+        let delays = self.delays.as_ref().filter(|_| !self.settings.max_message_wait.is_zero());
+        let of = |refund: &Refund| (refund.policy.clone(), refund.key.clone());
+        let refunded: SmallVec<[(Policy, Key); 1]> = delays.iter().flat_map(|_| refunds.iter().map(of)).collect();
+        let reply = self.limiter.refund(refunds);
+        if let Some(delays) = delays {
+            refunded.iter().for_each(|(policy, key)| delays.let_first_ask(policy, key));
+        }
+        if let Reply::Now(Err(error)) = reply {
             self.report_failure(&error);
         }
     }
@@ -426,7 +463,7 @@ impl<L> Compiled<L> {
     /// Returns whether requests may wait in line for units of a concurrency limit.
     #[inline]
     pub(super) fn has_lines(&self) -> bool {
-        self.line_waker.is_some()
+        self.has_lines
     }
 
     /// Returns whether a request's ticket is needed when its response has come: the response carries the outcome, or

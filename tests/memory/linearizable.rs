@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tower_ratelimit::{
-    ConfigError, Key, MemoryLimiter, Policy, Quota,
+    ConfigError, Head, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
     clock::{ManualClock, Sleep, Timer},
-    limiter::{Effect, Ready},
+    limiter::{Effect, Ready, Receipt},
+    middleware::{Admission, message_units},
     quota::{Algorithm, Oldest},
 };
 
@@ -88,7 +89,7 @@ fn answers_to_concurrent_calls_are_those_of_some_order() {
     for first in quotas() {
         for second in quotas() {
             // It has room for all, so it forgets nothing, and its table grows meanwhile.
-            let limiter = MemoryLimiter::builder().clock(ManualClock::new()).build().expect("the setup is possible");
+            let limiter = stopped();
             let policies = policies(first, second);
             let histories: Vec<u64> = (0..u64::from(cases(100))).collect();
             let gate = Gate::default();
@@ -166,55 +167,130 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
+/// Lets callers wait for units of a key.
+trait Line: Clone + Send + 'static {
+    type Held;
+
+    /// Waits until the units are taken. Returns how many remain.
+    fn take(&self, key: &Key, cost: u64) -> (u64, Self::Held);
+
+    fn refund(&self, key: &Key, held: Self::Held);
+
+    fn waiting(&self) -> usize;
+}
+
+impl Line for (Ready<MemoryLimiter>, Policy) {
+    type Held = Receipt;
+
+    fn take(&self, key: &Key, cost: u64) -> (u64, Receipt) {
+        let (ready, policy) = self;
+        let mut decision = block_on(ready.take_one(policy, key, cost)).expect("units come back, and the line is short");
+        assert!(decision.is_allowed());
+        (decision.remaining(), decision.take_receipt().expect("it took units"))
+    }
+
+    fn refund(&self, key: &Key, receipt: Receipt) {
+        self.0.refund(&self.1, key, receipt);
+    }
+
+    fn waiting(&self) -> usize {
+        self.0.waiting()
+    }
+}
+
+/// Each charge is that of a message.
+impl Line for RateLimitLayer<MemoryLimiter> {
+    type Held = Admission;
+
+    fn take(&self, key: &Key, cost: u64) -> (u64, Admission) {
+        let (mut head, ()) = http::Request::new(()).into_parts();
+        head.extensions.insert(key.clone());
+        let admitted = block_on(self.messages(&head).admit(cost));
+        let admission = admitted.unwrap_or_else(|refused| panic!("units come back: {:?}", refused.outcome()));
+        let remaining = {
+            let decision = admission.outcome().policies()[0].decision();
+            assert!(decision.is_allowed());
+            decision.remaining()
+        };
+        (remaining, admission)
+    }
+
+    fn refund(&self, _: &Key, admission: Admission) {
+        admission.refund();
+    }
+
+    fn waiting(&self) -> usize {
+        Self::waiting(self)
+    }
+}
+
 /// Takes units of a key, waits for them if need be, and returns them, some times.
-fn wait_and_return(ready: &Ready<MemoryLimiter>, policy: &Policy, key: &Key, random: &mut Random) -> Vec<Recorded> {
+fn wait_and_return(line: &impl Line, key: &Key, random: &mut Random) -> Vec<Recorded> {
     let mut calls = Vec::new();
     for _ in 0..3 {
         let cost = 1 + random.below(LIMIT);
         let began = Instant::now();
-        let mut decision = block_on(ready.take_one(policy, key, cost)).expect("units come back, and the line is short");
-        let (is_allowed, remaining) = (decision.is_allowed(), decision.remaining());
-        let seen = Seen { counter: 0, cost, effect: Effect::Enforce, is_allowed, remaining };
+        let (remaining, held) = line.take(key, cost);
+        let seen = Seen { counter: 0, cost, effect: Effect::Enforce, is_allowed: true, remaining };
         calls.push(Recorded { began, ended: Instant::now(), call: Call::Take(vec![seen]) });
         std::thread::yield_now(); // or one thread would take and return all before the next one comes
-        let receipt = decision.take_receipt().expect("it took units");
-        let call = Call::Refund { counter: 0, units: receipt.units(), may_be_void: false };
         let began = Instant::now();
-        ready.refund(policy, key, receipt);
+        line.refund(key, held);
+        let call = Call::Refund { counter: 0, units: cost, may_be_void: false };
         calls.push(Recorded { began, ended: Instant::now(), call });
     }
     calls
 }
 
 /// Each caller returns what it has before it takes again, so one of them can always go on.
+fn wait_in_threads(quota: Quota, line: &impl Line) {
+    let histories = u64::from(cases(1_000));
+    let (gate, (sender, done)) = (Arc::new(Gate::default()), mpsc::channel());
+    for caller in 0..CALLERS as u64 {
+        let (line, gate, sender) = (line.clone(), Arc::clone(&gate), sender.clone());
+        std::thread::spawn(move || {
+            let (mut random, passer) = (Random::of(histories, caller), Passer(&gate));
+            let each = (0..histories).map(|history| {
+                passer.pass();
+                wait_and_return(&line, &Key::of(history).expect("a number"), &mut random)
+            });
+            let _ = sender.send(each.collect::<Vec<_>>());
+        });
+    }
+    drop(sender);
+    let waits = |_| done.recv_timeout(LONG).unwrap_or_else(|_| panic!("{quota}: a caller waits for ever"));
+    let callers: Vec<Vec<Vec<Recorded>>> = (0..CALLERS).map(waits).collect();
+    for history in 0..histories as usize {
+        let callers: Vec<_> = callers.iter().map(|caller| caller[history].clone()).collect();
+        check_history(&callers, &quota.to_string());
+    }
+    assert_eq!(line.waiting(), 0, "{quota}");
+}
+
+/// Returns a limiter whose clock stands still.
+fn stopped() -> MemoryLimiter {
+    MemoryLimiter::builder().clock(ManualClock::new()).build().expect("the setup is possible")
+}
+
 #[test]
 fn callers_that_wait_lose_no_wake_and_no_unit() {
     for quota in quotas() {
-        let limiter = MemoryLimiter::builder().clock(ManualClock::new()).build().expect("the setup is possible");
         // A caller that would have to wait for longer than it may gets an error at once.
-        let ready = Ready::new(limiter).timer(Stopped).max_wait(1_000 * HOUR);
-        let policy = Policy::new("waits", quota).expect("it is a name");
-        let histories = u64::from(cases(1_000));
-        let (gate, (sender, done)) = (Arc::new(Gate::default()), mpsc::channel());
-        for caller in 0..CALLERS as u64 {
-            let (ready, policy, gate, sender) = (ready.clone(), policy.clone(), Arc::clone(&gate), sender.clone());
-            std::thread::spawn(move || {
-                let (mut random, passer) = (Random::of(histories, caller), Passer(&gate));
-                let each = (0..histories).map(|history| {
-                    passer.pass();
-                    wait_and_return(&ready, &policy, &Key::of(history).expect("a number"), &mut random)
-                });
-                let _ = sender.send(each.collect::<Vec<_>>());
-            });
-        }
-        drop(sender);
-        let waits = |_| done.recv_timeout(LONG).unwrap_or_else(|_| panic!("{quota}: a caller waits for ever"));
-        let callers: Vec<Vec<Vec<Recorded>>> = (0..CALLERS).map(waits).collect();
-        for history in 0..histories as usize {
-            let callers: Vec<_> = callers.iter().map(|caller| caller[history].clone()).collect();
-            check_history(&callers, &quota.to_string());
-        }
-        assert_eq!(ready.waiting(), 0, "{quota}");
+        let ready = Ready::new(stopped()).timer(Stopped).max_wait(1_000 * HOUR);
+        wait_in_threads(quota, &(ready, Policy::new("waits", quota).expect("it is a name")));
+    }
+}
+
+#[test]
+fn messages_that_wait_lose_no_wake_and_no_unit() {
+    for quota in quotas() {
+        let quota = match quota.algorithm() {
+            Algorithm::Concurrency => quota.max_wait(HOUR).expect("it is a concurrency limit"),
+            _ => quota,
+        };
+        let rule = Rule::new("waits", quota).expect("it is a name").cost(message_units);
+        let layer = RateLimitLayer::new(stopped(), rule, |head: &Head<'_>| head.extensions.get::<Key>().cloned());
+        wait_in_threads(quota, &layer.delay(Stopped).max_message_wait(1_000 * HOUR));
     }
 }
 

@@ -16,7 +16,7 @@ use tower_ratelimit::limiter::{
 };
 use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, Wait};
 
-use crate::support::waiting::{ManualTimer, World};
+use crate::support::waiting::{ManualTimer, Polled, World};
 use crate::support::{Scripted, Trouble, memory};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -735,36 +735,6 @@ async fn decision_that_is_had_at_once_is_the_limiters_own() {
     assert!(nothing.is_allowed() && nothing.charges().is_empty());
 }
 
-/// A future that is dropped after this many polls, by a panic or without one.
-struct Polled<F> {
-    future: Option<Pin<Box<F>>>,
-    polls: u32,
-    panics: bool,
-}
-
-impl<F: Future> Future for Polled<F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<Self::Output> {
-        let Some(left) = self.polls.checked_sub(1) else {
-            let future = self.future.take();
-            let panics = self.panics;
-            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
-                let _future = future;
-                assert!(!panics, "a handler panics while it waits");
-            }));
-            assert_eq!(ended.is_err(), panics);
-            return std::task::Poll::Ready(None);
-        };
-        self.polls = left;
-        cx.waker().wake_by_ref();
-        match &mut self.future {
-            Some(future) => future.as_mut().poll(cx).map(Some),
-            None => std::task::Poll::Ready(None),
-        }
-    }
-}
-
 /// At once for a limiter in memory; with a store a round trip away, time passes between polls.
 #[test]
 fn caller_dropped_after_any_poll_leaves_nothing() {
@@ -788,10 +758,8 @@ fn caller_dropped_after_any_poll_leaves_nothing() {
         };
         let (first, dropped, last) = (take(), take(), take());
         let first = world.spawn(first);
-        let dropped = world.spawn(async move {
-            let dropped = Polled { future: Some(Box::pin(dropped)), polls, panics };
-            dropped.await.unwrap_or(Err(NotReadyKind::TooLong))
-        });
+        let dropped =
+            world.spawn(async move { Polled::new(dropped, polls, panics).await.unwrap_or(Err(NotReadyKind::TooLong)) });
         let last = world.spawn(last);
         world.pass(1_000 * MS);
         assert_eq!(world.done[dropped], Some(Err(NotReadyKind::TooLong)), "it is dropped before its departure");

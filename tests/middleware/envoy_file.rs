@@ -18,6 +18,7 @@ use tower_ratelimit::rules::{
 };
 use tower_ratelimit::{Headers, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Wait, key};
 
+use crate::support::waiting::at_once;
 use crate::support::{Scripted, memory};
 use crate::switch::Buckets;
 
@@ -35,7 +36,7 @@ impl World {
     }
 
     fn decide(&self, request: &DescriptorRequest) -> DescriptorAnswer {
-        now(self.limits.decide(request)).unwrap()
+        at_once(self.limits.decide(request)).unwrap()
     }
 
     /// Charges descriptors that are written like `path=/a,user=b`.
@@ -65,14 +66,6 @@ fn headers_of_descriptors_have_the_window_of_the_limiters_clock() {
     let value = |name: &str| headers[name].to_str().unwrap().split_once(';').unwrap().1.to_owned();
     assert_eq!(value("ratelimit-policy"), format!("q=5;w={}", 28 * 86_400));
     assert_eq!(value("ratelimit"), format!("r=4;t={}", 19 * 86_400));
-}
-
-/// A memory limiter answers at once.
-fn now<T>(future: impl Future<Output = T>) -> T {
-    match std::pin::pin!(future).poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
-        std::task::Poll::Ready(value) => value,
-        std::task::Poll::Pending => unreachable!("a memory limiter answers at once"),
-    }
 }
 
 fn descriptor(text: &str) -> Descriptor {
@@ -428,7 +421,7 @@ fn window_that_ends_meanwhile_is_not_used_up_in_the_next() {
         let limits = Rules::from_text(text).unwrap().descriptor_limits(limiter).unwrap();
         let charge = |hits| {
             let asked = DescriptorRequest::new("d").charge(descriptor("tokens=a").hits(hits));
-            now(limits.decide(&asked)).unwrap()
+            at_once(limits.decide(&asked)).unwrap()
         };
         charge(used);
         clock.advance(Duration::from_secs(second));
@@ -512,9 +505,9 @@ fn observer_sees_outcomes_and_reloads() {
     let seen = Seen::default();
     let limits = rules.descriptor_limits(memory(&ManualClock::new())).unwrap().observer(seen.clone());
     for _ in 0..2 {
-        now(limits.decide(&request("shop", &["daily=x", "tenant=x"]))).unwrap();
+        at_once(limits.decide(&request("shop", &["daily=x", "tenant=x"]))).unwrap();
     }
-    now(limits.decide(&request("shop", &["nothing=x"]))).unwrap();
+    at_once(limits.decide(&request("shop", &["nothing=x"]))).unwrap();
     rules.replace("{domain: shop, descriptors: []}").unwrap();
     rules.replace("domain: ''").unwrap_err();
     let seen = seen.0.lock().unwrap();
@@ -529,7 +522,7 @@ fn replaced_file_keeps_what_was_used() {
     };
     let rules = Rules::from_text(text(10)).unwrap();
     let limits = rules.descriptor_limits(memory(&ManualClock::new())).unwrap();
-    let charged = || left(&now(limits.decide(&request("d", &["t=a"]))).unwrap(), 0);
+    let charged = || left(&at_once(limits.decide(&request("d", &["t=a"]))).unwrap(), 0);
     assert_eq!([charged(), charged()], [Some((10, 9)), Some((10, 8))]);
     rules.replace(text(5)).unwrap();
     assert_eq!(charged(), Some((5, 2)));
@@ -576,7 +569,7 @@ fn answer(_: Request<Body>) -> std::future::Ready<Result<http::Response<Body>, I
 
 fn get(layer: &RateLimitLayer<MemoryLimiter>, path: &str) -> http::Response<Body> {
     let request = Request::builder().uri(path).body(Body::empty()).unwrap();
-    now(layer.layer(tower::service_fn(answer)).oneshot(request)).unwrap()
+    at_once(layer.layer(tower::service_fn(answer)).oneshot(request)).unwrap()
 }
 
 #[test]
@@ -593,16 +586,20 @@ fn layer_and_service_share_one_allowance() {
     let (layer, limits) = (rules.layer(limiter.clone()).unwrap(), rules.descriptor_limits(limiter).unwrap());
     let layer = layer.headers(Headers::draft_11());
     assert_eq!(get(&layer, "/a").status(), 200);
-    assert_eq!(left(&now(limits.decide(&request("edge", &["path=/a"]))).unwrap(), 0), Some((4, 2)));
+    assert_eq!(left(&at_once(limits.decide(&request("edge", &["path=/a"]))).unwrap(), 0), Some((4, 2)));
     // Two descriptors of a request can name one counter, and one limit has many counters.
     assert_eq!(get(&layer, "/b?/a").status(), 200);
     let refused = get(&layer, "/b?/a");
     assert_eq!(refused.status(), 429);
-    assert_eq!(left(&now(limits.decide(&request("edge", &["path=/b"]))).unwrap(), 0), Some((4, 2)), "all or nothing");
+    assert_eq!(
+        left(&at_once(limits.decide(&request("edge", &["path=/b"]))).unwrap(), 0),
+        Some((4, 2)),
+        "all or nothing"
+    );
     assert_eq!([get(&layer, "/c?/c").status(), get(&layer, "/c?/c").status()], [200, 429]);
     assert_eq!(layer.check(), Ok(()));
     let (head, ()) = Request::builder().uri("/b").body(()).unwrap().into_parts();
-    let explained = now(layer.explain(&head)).to_string();
+    let explained = at_once(layer.explain(&head)).to_string();
     assert!(explained.contains("edge:path: charges 1 to /b"), "{explained}");
     rules
         .replace(
@@ -611,7 +608,7 @@ fn layer_and_service_share_one_allowance() {
         .unwrap();
     assert_eq!([get(&layer, "/a").status(), get(&layer, "/b").status()], [200, 429]);
     let (head, ()) = Request::builder().uri("/a").body(()).unwrap().into_parts();
-    let explained = now(layer.explain(&head)).to_string();
+    let explained = at_once(layer.explain(&head)).to_string();
     assert!(explained.contains("no descriptor of the request matches"), "{explained}");
 }
 
@@ -670,7 +667,7 @@ fn thousand_counters_are_charged_together() {
         (from..from + 1_000)
             .fold(DescriptorRequest::new("d"), |request, at| request.charge(Descriptor::new([("t", at.to_string())])))
     };
-    let passes = |request: &DescriptorRequest| !now(limits.decide(request)).unwrap().is_over_limit();
+    let passes = |request: &DescriptorRequest| !at_once(limits.decide(request)).unwrap().is_over_limit();
     assert!(passes(&from(0)) && !passes(&from(999)) && passes(&from(1_000)));
 }
 
@@ -745,7 +742,7 @@ fn allowance_is_exact_while_envoy_and_clients_ask_at_once() {
                         count(if thread % 2 == 0 {
                             get(layer, "/a").status() == 200
                         } else {
-                            !now(limits.decide(&request("edge", &["path=/a"]))).unwrap().is_over_limit()
+                            !at_once(limits.decide(&request("edge", &["path=/a"]))).unwrap().is_over_limit()
                         });
                     }
                 })
@@ -771,14 +768,14 @@ fn refunds_at_once_never_return_more_than_was_used() {
     let world = World::new("{domain: d, descriptors: [{key: t, rate_limit: {unit: day, requests_per_unit: 100}}]}");
     let (limits, asked) = (&world.limits, || DescriptorRequest::new("d"));
     let half = descriptor("t=a").hits(50);
-    now(limits.decide(&asked().charge(half))).unwrap();
+    at_once(limits.decide(&asked().charge(half))).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..1_000 {
-                    let one = now(limits.decide(&asked().charge(descriptor("t=a").hits(3)))).unwrap();
+                    let one = at_once(limits.decide(&asked().charge(descriptor("t=a").hits(3)))).unwrap();
                     if !one.is_over_limit() {
-                        now(limits.decide(&asked().refund(descriptor("t=a").hits(3)))).unwrap();
+                        at_once(limits.decide(&asked().refund(descriptor("t=a").hits(3)))).unwrap();
                     }
                 }
             });
@@ -816,7 +813,7 @@ fn policy_of_several_keys_is_in_headers_once() {
         ),
     ] {
         let response = get(&layer, &format!("/?{query}"));
-        let answer = now(limits.decide(&request("d", &query.split('&').collect::<Vec<_>>()))).unwrap();
+        let answer = at_once(limits.decide(&request("d", &query.split('&').collect::<Vec<_>>()))).unwrap();
         for headers in [response.headers().clone(), answer.headers(&Headers::draft_11())] {
             assert_eq!([&headers["ratelimit-policy"], &headers["ratelimit"]], [policies, expected], "{query}");
         }
@@ -831,7 +828,7 @@ fn layer_refuses_too_many_counters_as_the_service_does() {
     assert_eq!([get(&layer, &many(5_000)).status(), get(&layer, &many(1_001)).status()], [429, 429]);
     assert_eq!([get(&layer, "/?user=0").status(), get(&layer, "/?user=0").status()], [200, 200], "nothing was charged");
     let (head, ()) = Request::builder().uri(many(1_001)).body(()).unwrap().into_parts();
-    assert!(!now(layer.explain(&head)).passes());
+    assert!(!at_once(layer.explain(&head)).passes());
     // Own rules are charged in the same step.
     let own = layer.clone().and(Quota::per_minute(5), key::global());
     assert_eq!(get(&own, &many(1_000)).status(), 429);

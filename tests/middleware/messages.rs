@@ -14,13 +14,13 @@ use futures_core::stream::FusedStream;
 use http::request::Parts;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status};
-use tower_ratelimit::clock::Timer;
-use tower_ratelimit::limiter::BoxLimiter;
-use tower_ratelimit::middleware::{Messages, ModeSwitch, QuotaSwitch, Refused, message_units};
+use tower_ratelimit::clock::{Timer, TokioTimer};
+use tower_ratelimit::limiter::{BoxLimiter, Charge, Decision, Limiter, Refund, Reply};
+use tower_ratelimit::middleware::{Admission, Messages, ModeSwitch, QuotaSwitch, Refused, message_units};
 use tower_ratelimit::observe::{Observed, Observer, OutcomeKind, SetupWarningKind};
-use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Quota, RateLimitLayer, Rule, Wait, key};
+use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule, Wait, key};
 
-use crate::support::waiting::{ManualTimer, World};
+use crate::support::waiting::{ManualTimer, Polled, World, at_once};
 use crate::support::{Scripted, cases, memory};
 
 const MS: u64 = 1_000;
@@ -111,7 +111,7 @@ async fn modes_observers_and_failures_are_those_of_the_layer() {
 }
 
 /// Returns the instants at which the messages of a socket were admitted, in milliseconds.
-fn send<L: tower_ratelimit::limiter::Limiter>(
+fn send<L: Limiter>(
     mut messages: Messages<L>,
     timer: &ManualTimer,
     count: usize,
@@ -332,38 +332,200 @@ fn waiting_message_is_answered_by_the_quota_in_force() {
     assert_eq!(*limits.lock().unwrap(), [(10_000, 7)]);
 }
 
-#[test]
-fn message_passes_when_its_quota_is_raised_or_its_key_is_reset() {
-    for (change, passes_at) in [("switch", 5_000), ("layer", 5_000), ("limiter", 10_000)] {
-        let mut world = World::new();
-        let (quota, limiter) = (QuotaSwitch::new(Quota::per_minute(1)), memory(&world.clock));
-        let chat = Chat::new(limiter.clone(), Rule::switched("messages", &quota).unwrap(), by_user())
-            .delay(world.timer.clone())
-            .max_message_wait(100 * SECOND);
-        let timer = world.timer.clone();
-        let sockets = [(); 2].map(|()| world.spawn(send(chat.messages(&head("alice")), &timer, 1)));
-        world.pass(5_000 * MS);
-        let alice = Key::of("alice").unwrap();
+/// A layer of one message a minute, whose quota and mode can be switched, and its messages wait.
+struct Switched<L: Limiter> {
+    chat: RateLimitLayer<L>,
+    quota: QuotaSwitch,
+    mode: ModeSwitch,
+    /// The message that took the unit.
+    first: Arc<Mutex<Option<Admission>>>,
+}
+
+impl<L: Limiter> Clone for Switched<L> {
+    fn clone(&self) -> Self {
+        let (chat, first) = (self.chat.clone(), Arc::clone(&self.first));
+        Self { chat, quota: self.quota.clone(), mode: self.mode.clone(), first }
+    }
+}
+
+impl<L: Limiter> Switched<L> {
+    fn new(limiter: L, world: &World<impl Sized>) -> Self {
+        let (quota, mode) = (QuotaSwitch::new(Quota::per_minute(1)), ModeSwitch::new(Mode::Enforce));
+        let rule = Rule::switched("messages", &quota).unwrap().mode(&mode);
+        let chat = RateLimitLayer::new(limiter, rule, by_user()).delay(world.timer.clone());
+        let chat = chat.max_message_wait(100 * SECOND);
+        let first = at_once(chat.messages(&head("alice")).admit(1)).unwrap();
+        Self { chat, quota, mode, first: Arc::new(Mutex::new(Some(first))) }
+    }
+
+    /// Lets the next message pass at once, in one of [`CHANGES`].
+    fn change(&self, change: &str) {
         match change {
-            "switch" => drop(quota.set(Quota::per_second(10)).unwrap()),
-            "limiter" => limiter.reset_now(&chat.policies()[0], &alice),
+            "quota" => drop(self.quota.set(Quota::per_second(10)).unwrap()),
+            "mode" => drop(self.mode.set(Mode::Shadow)),
+            "refund" => self.first.lock().unwrap().take().unwrap().refund(),
             _ => {
-                let chat = chat.clone();
-                world.spawn(async move {
-                    chat.reset(&alice).await.unwrap();
-                    Vec::new()
-                });
+                let alice = Key::of("alice").unwrap();
+                assert!(at_once(self.chat.reset(&alice)).is_ok());
             }
         }
+    }
+}
+
+const CHANGES: [&str; 4] = ["quota", "mode", "refund", "reset"];
+
+#[test]
+fn waiting_message_passes_when_a_change_lets_it() {
+    for change in CHANGES {
+        let mut world = World::new();
+        let switched = Switched::new(memory(&world.clock), &world);
+        let (timer, chat) = (world.timer.clone(), &switched.chat);
+        let sockets = [(); 2].map(|()| world.spawn(send(chat.messages(&head("alice")), &timer, 1)));
+        world.pass(5_000 * MS);
+        switched.change(change);
         world.pass(0); // the tasks that were woken run
-        world.pass(20_000 * MS);
-        assert_eq!(
-            sockets.map(|socket| world.done[socket].clone()),
-            [0, passes_at].map(|at| Some(vec![Some(at)])),
-            "{change}"
-        );
+        assert_eq!(world.done[sockets[0]], Some(vec![Some(5_000)]), "{change}");
+        world.pass(100_000 * MS);
+        assert_eq!(chat.waiting(), 0, "{change}");
+    }
+    // The layer does not learn that its limiter was reset.
+    let mut world = World::new();
+    let limiter = memory(&world.clock);
+    let chat = Switched::new(limiter.clone(), &world).chat;
+    let timer = world.timer.clone();
+    let socket = world.spawn(send(chat.messages(&head("alice")), &timer, 1));
+    world.pass(5_000 * MS);
+    limiter.reset_now(&chat.policies()[0], &Key::of("alice").unwrap());
+    world.pass(20_000 * MS);
+    assert_eq!(world.done[socket], Some(vec![Some(10_000)]));
+}
+
+/// A function, and the number of denials after which it runs.
+type Meddle = (u32, Box<dyn FnOnce() + Send>);
+
+/// A limiter that runs a function after a denial, before its caller gets the answer.
+#[derive(Clone)]
+struct Meddled {
+    limiter: MemoryLimiter,
+    is_later: bool,
+    meddle: Arc<Mutex<Option<Meddle>>>,
+}
+
+impl Limiter for Meddled {
+    type Error = Infallible;
+    type Future<T: Send + 'static> = std::future::Ready<Result<T, Infallible>>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        let decision = self.limiter.take_now(charges);
+        let mut meddle = self.meddle.lock().unwrap();
+        if let Some((denials, _)) = meddle.as_mut().filter(|_| !decision.is_allowed()) {
+            *denials = denials.saturating_sub(1);
+        }
+        let due = meddle.take_if(|(denials, _)| *denials == 0);
+        drop(meddle);
+        due.into_iter().for_each(|(_, meddle)| meddle());
+        match self.is_later {
+            true => Reply::Later(std::future::ready(Ok(decision))),
+            false => Reply::Now(Ok(decision)),
+        }
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        Reply::Now(Ok(self.limiter.peek_now(charges)))
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Self::Future<()>> {
+        self.limiter.refund_now(&refunds);
+        Reply::Now(Ok(()))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Self::Future<()>> {
+        self.limiter.reset_now(policy, key);
+        Reply::Now(Ok(()))
+    }
+}
+
+/// Nobody waits yet, so the change wakes nobody.
+#[test]
+fn change_just_before_a_message_joins_its_line_is_seen() {
+    for (change, is_later) in CHANGES.iter().flat_map(|change| [(change, false), (change, true)]) {
+        let mut world = World::new();
+        let limiter = Meddled { limiter: memory(&world.clock), is_later, meddle: Arc::default() };
+        let switched = Switched::new(limiter.clone(), &world);
+        let (timer, chat) = (world.timer.clone(), switched.chat.clone());
+        *limiter.meddle.lock().unwrap() = Some((1, Box::new(move || switched.change(change))));
+        let socket = world.spawn(send(chat.messages(&head("alice")), &timer, 1));
+        assert_eq!(world.done[socket], Some(vec![Some(0)]), "{change}, later: {is_later}");
         assert_eq!(chat.waiting(), 0);
     }
+}
+
+/// A limiter over a store that gets each call after the time that is next in the list.
+#[derive(Clone)]
+struct Uneven(MemoryLimiter, ManualTimer, Arc<Mutex<Vec<u64>>>);
+
+impl Limiter for Uneven {
+    type Error = Infallible;
+    type Future<T: Send + 'static> = Pin<Box<dyn Future<Output = Result<T, Infallible>> + Send>>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        let (Self(limiter, timer, trips), charge) = (self.clone(), &charges[0]);
+        let (policy, key, cost) = (charge.policy.clone(), charge.key.clone(), charge.cost);
+        let gets_it = timer.now() + Duration::from_millis(trips.lock().unwrap().pop().unwrap_or(0));
+        Reply::Later(Box::pin(async move {
+            timer.sleep_until(gets_it).await;
+            Ok(limiter.take_now(&[Charge::new(&policy, &key).cost(cost)]))
+        }))
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        Reply::Now(Ok(self.0.peek_now(charges)))
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Self::Future<()>> {
+        self.0.refund_now(&refunds);
+        Reply::Now(Ok(()))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Self::Future<()>> {
+        self.0.reset_now(policy, key);
+        Reply::Now(Ok(()))
+    }
+}
+
+#[test]
+fn far_store_decides_messages_in_the_order_of_their_calls() {
+    let mut world = World::new();
+    let trips = Arc::new(Mutex::new(vec![5, 20]));
+    let limiter = Uneven(memory(&world.clock), world.timer.clone(), trips);
+    let chat = RateLimitLayer::new(limiter, steady(), by_user()).delay(world.timer.clone()).max_message_wait(SECOND);
+    let timer = world.timer.clone();
+    let [first, second, third] = [(); 3].map(|()| world.spawn(send(chat.messages(&head("alice")), &timer, 1)));
+    world.pass(1_000 * MS);
+    let passed = [third, second, first].map(|socket| world.done[socket].clone().unwrap()[0]);
+    assert_eq!(passed, [Some(0), Some(200), Some(400)]);
+}
+
+/// A message that has its turn in the line of one rule may have to go to the line of another.
+#[test]
+fn change_just_before_a_message_changes_lines_is_seen() {
+    let mut world = World::new();
+    let limiter = Meddled { limiter: memory(&world.clock), is_later: false, meddle: Arc::default() };
+    let switched = Switched::new(limiter.clone(), &world);
+    let chat = switched.chat.clone().and(Rule::new("others", Quota::per_minute(1)).unwrap(), by_user());
+    let (alice, others) = (Key::of("alice").unwrap(), chat.policies()[1].clone());
+    assert!(limiter.limiter.take_one(&others, &alice, 1).is_allowed());
+    let timer = world.timer.clone();
+    let socket = world.spawn(send(chat.messages(&head("alice")), &timer, 1));
+    world.pass(5_000 * MS);
+    *limiter.meddle.lock().unwrap() = Some((1, {
+        let chat = chat.clone();
+        Box::new(move || at_once(chat.reset(&alice)).unwrap())
+    }));
+    switched.change("quota");
+    world.pass(0);
+    assert_eq!(world.done[socket], Some(vec![Some(5_000)]));
+    assert_eq!(chat.waiting(), 0);
 }
 
 #[test]
@@ -586,28 +748,9 @@ fn waiting_messages_are_decided_by_any_quota_that_is_set() {
     }
 }
 
-/// A future that is dropped after this many polls.
-struct Polled<F>(Option<Pin<Box<F>>>, u32);
-
-impl<F: Future> Future for Polled<F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let left = self.1.checked_sub(1);
-        let Some((future, left)) = self.0.as_mut().zip(left) else {
-            self.0 = None;
-            return Poll::Ready(None);
-        };
-        let polled = future.as_mut().poll(cx).map(Some);
-        self.1 = left;
-        cx.waker().wake_by_ref();
-        polled
-    }
-}
-
 #[test]
 fn message_dropped_after_any_poll_leaves_nothing() {
-    for polls in 0..6 {
+    for (polls, panics) in (0..6).flat_map(|polls| [(polls, false), (polls, true)]) {
         let mut world = World::new();
         let limiter = memory(&world.clock);
         let queue = Rule::new("queue", Quota::leaky_queue(10, SECOND).unwrap().queue(5).unwrap()).unwrap();
@@ -616,7 +759,7 @@ fn message_dropped_after_any_poll_leaves_nothing() {
         let chat = chat.delay(world.timer.clone()).max_message_wait(SECOND);
         let (mut first, mut second) = (chat.messages(&head("alice")), chat.messages(&head("alice")));
         world.spawn(async move { first.admit(1).await.is_ok() });
-        let admitted = Polled(Some(Box::pin(async move { second.admit(1).await.is_ok() })), polls);
+        let admitted = Polled::new(async move { second.admit(1).await.is_ok() }, polls, panics);
         let dropped = world.spawn(async move { admitted.await.is_some() });
         assert_eq!(world.done[dropped], Some(false), "it waits for its departure");
         let alice = Key::of("alice").unwrap();
@@ -624,4 +767,50 @@ fn message_dropped_after_any_poll_leaves_nothing() {
         let left: Vec<u64> = policies.iter().map(|own| limiter.peek_one(own, &alice, 0).remaining()).collect();
         assert_eq!((left, chat.waiting()), (vec![5, 9], 0), "after {polls} polls");
     }
+}
+
+/// It waits in line, or asks, when it is dropped.
+#[test]
+fn message_dropped_in_line_lets_the_next_one_go() {
+    for (polls, panics) in (0..6).flat_map(|polls| [(polls, false), (polls, true)]) {
+        let mut world = World::new();
+        let chat = patient(&world, steady());
+        let (timer, mut second) = (world.timer.clone(), chat.messages(&head("alice")));
+        world.spawn(send(chat.messages(&head("alice")), &timer, 1));
+        let dropped = Polled::new(async move { second.admit(1).await.is_ok() }, polls, panics);
+        let dropped = world.spawn(async move { dropped.await.into_iter().map(|_| None).collect() });
+        let last = world.spawn(send(chat.messages(&head("alice")), &timer, 1));
+        world.pass(1_000 * MS);
+        assert_eq!(world.done[dropped], Some(vec![]), "it waits for a unit");
+        assert_eq!(world.done[last], Some(vec![Some(200)]), "after {polls} polls");
+        assert_eq!(chat.waiting(), 0);
+    }
+}
+
+/// A process may have several runtimes, and one of them ends with the sockets that wait.
+#[test]
+fn runtime_that_ends_leaves_the_messages_of_another() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let rule = Rule::new("messages", Quota::per_second(100).burst(1).unwrap()).unwrap();
+    let chat = Chat::new(MemoryLimiter::new(), rule, by_user()).delay(TokioTimer::new()).max_message_wait(SECOND * 60);
+    let ends = runtime();
+    ends.block_on(async {
+        for _ in 0..20 {
+            let mut messages = chat.messages(&head("alice"));
+            tokio::spawn(async move { messages.admit(1).await.is_ok() });
+        }
+        tokio::task::yield_now().await;
+    });
+    assert_eq!(chat.waiting(), 19);
+    let (other, mut messages) = (runtime(), chat.messages(&head("alice")));
+    let waiting = std::thread::spawn(move || {
+        other.block_on(async {
+            for _ in 0..3 {
+                messages.admit(1).await.unwrap().keep();
+            }
+        });
+    });
+    drop(ends);
+    waiting.join().unwrap();
+    assert_eq!(chat.waiting(), 0);
 }

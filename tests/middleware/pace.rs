@@ -2,9 +2,10 @@
 //! what is not sent is returned.
 
 use std::convert::Infallible;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -17,9 +18,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::clock::{ManualClock, TokioClock};
+use tower_ratelimit::clock::{Clock, ManualClock, Timestamp, TokioClock};
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
-use tower_ratelimit::middleware::QuotaSwitch;
+use tower_ratelimit::middleware::{ModeSwitch, QuotaSwitch};
 use tower_ratelimit::observe::Stats;
 use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule, key};
 
@@ -69,6 +70,19 @@ impl http_body::Body for Zeros {
         self.0 -= bytes;
         let frame = Bytes::from_static(&FRAME[..usize::try_from(bytes).unwrap()]);
         Poll::Ready((bytes > 0).then_some(Ok(Frame::data(frame))))
+    }
+}
+
+/// A body that panics after its last frame.
+struct Panics(Zeros);
+
+impl http_body::Body for Panics {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        assert!(self.0.0 > 0, "the body panics");
+        Pin::new(&mut self.0).poll_frame(cx)
     }
 }
 
@@ -208,6 +222,61 @@ async fn dropped_body_returns_what_it_did_not_send() {
     assert_eq!(left(), 3_600 * MB - 25_000, "the first batch is half of one");
     drop(body);
     assert_eq!(left(), 3_600 * MB - 20_000);
+    // The application's body panics.
+    let mut body = respond(&layer, "a", Body::new(Panics(Zeros(20_000)))).await;
+    assert!(Pin::new(&mut body).poll_frame(&mut cx).is_ready());
+    let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut body).poll_frame(&mut cx).is_ready()));
+    assert!(polled.is_err());
+    drop(body);
+    assert_eq!(left(), 3_600 * MB - 40_000);
+}
+
+/// A process may have several runtimes, and one of them ends with its downloads.
+#[test]
+fn runtime_that_ends_leaves_the_pace_to_another() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule(Quota::per_second(MB)), key::header("x-user"));
+    let ends = runtime();
+    ends.block_on(async {
+        for _ in 0..20 {
+            let mut body = download(&layer, "a", 20 * MB).await;
+            tokio::spawn(async move { read_for(&mut body, 60 * SECOND).await });
+        }
+        tokio::task::yield_now().await;
+    });
+    let other = std::thread::spawn(move || {
+        runtime().block_on(async { read_for(&mut download(&layer, "a", MB / 5).await, 60 * SECOND).await })
+    });
+    drop(ends);
+    assert_eq!(other.join().unwrap(), MB / 5);
+}
+
+/// A clock of Tokio's time that steps.
+#[derive(Clone, Debug)]
+struct Stepping(TokioClock, Arc<AtomicI64>);
+
+impl Clock for Stepping {
+    fn now(&self) -> Timestamp {
+        let step_us = self.1.load(Ordering::Relaxed);
+        Timestamp::from_micros(self.0.now().as_micros().saturating_add_signed(step_us))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pace_is_kept_although_the_clock_steps() {
+    const HOUR_US: i64 = 3_600_000_000;
+    for step_us in [-HOUR_US, -1_000_000, -1, 1_000_000, HOUR_US] {
+        let step = Arc::new(AtomicI64::new(2 * HOUR_US));
+        let clock = Stepping(TokioClock::new(), Arc::clone(&step));
+        let limiter = MemoryLimiter::builder().clock(clock).build().unwrap();
+        let layer = RateLimitLayer::new(limiter, rule(Quota::per_second(MB)), key::header("x-user"));
+        let mut body = download(&layer, "a", 50 * MB).await;
+        assert!(is_near(read_for(&mut body, 5 * SECOND).await, 5 * MB));
+        step.fetch_add(step_us, Ordering::Relaxed);
+        let bytes = read_for(&mut body, 10 * SECOND).await;
+        // After a step back the bucket may be empty, and fills again within a second.
+        assert!((8_800_000..=10_100_000).contains(&bytes), "{step_us}: {bytes}");
+    }
 }
 
 /// A body with this text, trailers, and what it says about itself.
@@ -313,7 +382,7 @@ async fn second_quota_of_a_rule_limits_and_does_not_slow() {
 
 #[tokio::test(start_paused = true)]
 async fn mode_holds_for_downloads_under_way() {
-    let mode = tower_ratelimit::middleware::ModeSwitch::new(Mode::Enforce);
+    let mode = ModeSwitch::new(Mode::Enforce);
     let layer = layer(rule(Quota::per_second(MB)).mode(mode.clone()));
     let mut body = download(&layer, "a", 100 * MB).await;
     assert!(is_near(read_for(&mut body, SECOND * 5).await, 5 * MB));
@@ -385,9 +454,9 @@ async fn body_follows_its_quota_although_its_service_is_gone() {
 #[tokio::test(start_paused = true)]
 async fn body_that_waits_goes_on_after_a_change() {
     let quota = Quota::fixed_window(MB, 3_600 * SECOND).unwrap();
-    for (change, within) in [("switch", 1), ("layer", 1), ("limiter", 11)] {
-        let (switch, limiter) = (QuotaSwitch::new(quota), limiter());
-        let rule = Rule::switched("download", &switch).unwrap().pace_responses();
+    for (change, within) in [("switch", 1), ("mode", 1), ("mode after a switch", 1), ("layer", 1), ("limiter", 11)] {
+        let (switch, mode, limiter) = (QuotaSwitch::new(quota), ModeSwitch::new(Mode::Enforce), limiter());
+        let rule = Rule::switched("download", &switch).unwrap().mode(&mode).pace_responses();
         let layer = RateLimitLayer::new(limiter.clone(), rule, key::header("x-user"));
         let alice = Key::of("a").unwrap();
         assert!(limiter.take_one(&layer.policies()[0], &alice, MB).is_allowed());
@@ -395,6 +464,12 @@ async fn body_that_waits_goes_on_after_a_change() {
         assert_eq!(read_for(&mut body, 60 * SECOND).await, 0);
         match change {
             "switch" => drop(switch.set(Quota::per_second(MB)).unwrap()),
+            "mode" => drop(mode.set(Mode::Shadow)),
+            "mode after a switch" => {
+                switch.set(Quota::fixed_window(MB / 2, 3_600 * SECOND).unwrap()).unwrap();
+                assert_eq!(read_for(&mut body, SECOND).await, 0);
+                mode.set(Mode::Shadow);
+            }
             "layer" => layer.reset(&alice).await.unwrap(),
             _ => limiter.reset_now(&layer.policies()[0], &alice),
         }

@@ -21,7 +21,7 @@ use tower_ratelimit::rules::{Rules, RulesErrorKind};
 use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
 
 use crate::support::memory;
-use crate::support::waiting::World;
+use crate::support::waiting::{World, at_once};
 
 fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
     ready(Ok(Response::default()))
@@ -55,16 +55,8 @@ fn layer(rules: &Rules) -> RateLimitLayer<MemoryLimiter> {
 
 fn left(layer: &RateLimitLayer<MemoryLimiter>) -> Vec<(String, u64)> {
     let key = Key::of(std::net::IpAddr::from([192, 0, 2, 1])).unwrap();
-    let all = futures_now(layer.peek(&key)).unwrap();
+    let all = at_once(layer.peek(&key)).unwrap();
     all.into_iter().map(|(policy, status)| (policy.name().to_owned(), status.remaining())).collect()
-}
-
-/// A memory limiter answers at once.
-fn futures_now<T>(future: impl Future<Output = T>) -> T {
-    match std::pin::pin!(future).poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
-        std::task::Poll::Ready(value) => value,
-        std::task::Poll::Pending => unreachable!("a memory limiter answers at once"),
-    }
 }
 
 #[derive(Clone, Default)]
@@ -562,10 +554,10 @@ fn refund_of_an_earlier_version_keeps_what_was_used_since() {
         let rules = Rules::from_text(format!("rules: [{one}]")).unwrap();
         let layer = layer(&rules);
         let head = from("192.0.2.1", request("GET", "/", &[])).into_parts().0;
-        let admission = futures_now(layer.admit(&head)).unwrap();
+        let admission = at_once(layer.admit(&head)).unwrap();
         rules.replace(format!("rules: [{next}]")).unwrap();
         for _ in 0..500 {
-            assert!(futures_now(layer.admit(&head)).is_ok());
+            assert!(at_once(layer.admit(&head)).is_ok());
         }
         admission.refund();
         assert_eq!(left(&layer)[0].1, 500, "{next}");
@@ -1138,8 +1130,7 @@ fn requests_are_counted_exactly_while_rules_are_replaced() {
                         std::thread::yield_now();
                     }
                     let response = layer.layer(tower::service_fn(answer)).oneshot(request("GET", "/", &[]));
-                    passed
-                        .fetch_add(u64::from(futures_now(response).unwrap().status().is_success()), Ordering::Relaxed);
+                    passed.fetch_add(u64::from(at_once(response).unwrap().status().is_success()), Ordering::Relaxed);
                 }
                 done.store(true, Ordering::Relaxed);
             });
@@ -1176,7 +1167,7 @@ fn ten_thousand_rules_ask_only_those_that_match() {
     let service = layer.layer(tower::service_fn(answer));
     for (path, expected) in [("/p7/x", 3), ("/p3332/x", 3), ("/p7", 0), ("/x", 0)] {
         let before = asked.load(Ordering::Relaxed);
-        let response = futures_now(service.clone().oneshot(request("GET", path, &[]))).unwrap();
+        let response = at_once(service.clone().oneshot(request("GET", path, &[]))).unwrap();
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(asked.load(Ordering::Relaxed) - before, expected, "{path}");
     }

@@ -3,7 +3,8 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::future::Future;
-use std::pin::Pin;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
@@ -150,6 +151,49 @@ impl<T> World<T> {
                     self.done[at] = Some(output);
                 }
             }
+        }
+    }
+}
+
+/// Returns the output of a future that does not wait, such as the answer of a limiter in memory.
+pub(crate) fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("the future waits"),
+    }
+}
+
+/// A future that is dropped after this many polls, by a panic or without one.
+pub(crate) struct Polled<F> {
+    future: Option<Pin<Box<F>>>,
+    polls: u32,
+    panics: bool,
+}
+
+impl<F> Polled<F> {
+    pub(crate) fn new(future: F, polls: u32, panics: bool) -> Self {
+        Self { future: Some(Box::pin(future)), polls, panics }
+    }
+}
+
+impl<F: Future> Future for Polled<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(left) = self.polls.checked_sub(1) else {
+            let (future, panics) = (self.future.take(), self.panics);
+            let ended = catch_unwind(AssertUnwindSafe(move || {
+                let _future = future;
+                assert!(!panics, "a handler panics while it waits");
+            }));
+            assert_eq!(ended.is_err(), panics);
+            return Poll::Ready(None);
+        };
+        self.polls = left;
+        cx.waker().wake_by_ref();
+        match &mut self.future {
+            Some(future) => future.as_mut().poll(cx).map(Some),
+            None => Poll::Ready(None),
         }
     }
 }

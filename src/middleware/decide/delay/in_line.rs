@@ -459,7 +459,7 @@ impl<B, L: Limiter> InLine<B, L> {
             None => {
                 let until_us = micros_floor(until).min(u64::MAX - 1);
                 let caller = (policy, &charged.key, charged.cost);
-                LineTurn::Asks(AskTurn::join(&delays.asks, &delays.timer, caller, until_us, wait, self.asks_number))
+                LineTurn::Asks(AskTurn::join(&delays.asks, &delays.timer, caller, until_us, self.asks_number))
             }
         };
         self.turn = Some((turn, at)); // an earlier turn ends now
