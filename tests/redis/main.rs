@@ -20,6 +20,8 @@ mod linearizable;
 mod nested;
 mod obey;
 mod own_quotas;
+#[cfg(unix)]
+mod paces;
 mod places;
 #[cfg(feature = "conformance")]
 mod promises;
