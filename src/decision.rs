@@ -398,7 +398,7 @@ impl ChargeDecision {
     /// decision.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn later(&self, passed_us: u64) -> Self {
-        // A time that is unknown or absent stays unknown or absent.
+        // Leaves a time unchanged if it is unknown or absent.
         let left = |us: u64, least: u64| if us >= UNKNOWN { us } else { us.saturating_sub(passed_us).max(least) };
         Self {
             reset_us: left(self.reset_us, 0),

@@ -200,7 +200,7 @@ impl PairAlgorithm for FixedWindow {
                 return Carried::new(Used::units(0), []);
             }
             // If the clock stepped back, the window's end may be too late. The quota that converts this state limits
-            // the end.
+            // the window's end.
             let start = calendar.at(state.at - 1).start();
             return Carried::new(Used::units(state.n), [Dated::new(Some(start.min(now)), state.at, state.n)]);
         }

@@ -222,7 +222,7 @@ impl<N: Parts> Gcra<N> {
     #[inline(always)]
     pub(crate) fn describe(&self, verdict: &GcraVerdict<N>, now: u64, cost: u64) -> ChargeDecision {
         match verdict {
-            // Less than one unit is free.
+            // No whole unit is free.
             GcraVerdict::Denied { met, retry_us: Some(wait) } if cost == 1 => {
                 ChargeDecision::found(self.burst, 0, met.ceil_us(), *wait, Some(*wait))
             }

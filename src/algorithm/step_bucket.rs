@@ -74,8 +74,8 @@ impl StepBucket {
             return rest;
         };
         let ticks = (full.at - now).div_ceil(self.tick_us);
-        // If another quota wrote the state, the state's number may exceed what one tick of this quota adds, so the
-        // subtraction saturates at 0.
+        // If another quota wrote the state, the state's number may be larger than the number of units that a tick of
+        // this quota adds. Therefore the subtraction saturates at 0.
         let missing = (u128::from(ticks) * u128::from(self.tokens)).saturating_sub(u128::from(full.n));
         match u64::try_from(missing) {
             Ok(missing) if missing <= self.burst + self.debt => {

@@ -49,7 +49,7 @@ pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
         "a value that was put is loaded with its version, byte for byte": values_are_kept,
         "a swap that expects a wrong value changes nothing and returns the current values": conflicts,
         "a swap of several keys is all or nothing, whichever key has changed": all_or_nothing,
-        "a swap that only keeps a value needs the expected value, and does not change it": keep,
+        "a swap that only keeps a value succeeds if the value is the expected one, and does not change it": keep,
         "a value is removed only if it is the expected value": delete,
         "a swap that is sent again changes nothing, and returns the values that the first swap wrote": sent_again,
         "values are returned in the order of the keys": order,

@@ -487,15 +487,15 @@ impl Headers {
         let sent = || self.formats.iter().filter(|format| format.when != When::Never);
         if let Some(name) = sent().find_map(|format| format.contested.as_ref()) {
             return Some(format!(
-                "two families of headers report different policies by the header {:?}, and the later one is not sent: \
+                "two families of headers report different policies by the header {:?}, and only the earlier sends it: \
                  give each family header names of its own",
                 name.as_str()
             ));
         }
         let scoped = || sent().filter(|format| !format.scope.is_all());
-        // Layers with different policies may share headers, so a family of headers without a policy may be intended.
-        // A policy without a family is probably a mistake, except a limit of requests in flight, for which no vendor
-        // has headers.
+        // Layers with different policies may share headers, so a family of headers without a policy may be intended. A
+        // policy without a family is probably a mistake, unless it is a limit of requests in flight, for which no
+        // vendor has headers.
         let idle = scoped().find(|format| !policies.iter().any(|policy| format.scope.includes(policy)))?;
         let mut rates = policies.iter().filter(|policy| policy.unit() != CONCURRENT_REQUESTS);
         let lost = rates.find(|policy| !scoped().any(|format| format.scope.includes(policy)))?;

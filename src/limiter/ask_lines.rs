@@ -258,7 +258,7 @@ impl AskLine {
     }
 
     fn pass_first_over(&mut self, wakers: &mut Wakers) {
-        // `pop_first` wakes the caller that is passed over, in case the caller polls again.
+        // `pop_first` wakes the caller: it is passed over, but may still poll.
         if let Some((turn, cost)) = self.waiters.pop_first(wakers) {
             self.passed_over.insert(turn, cost);
         }

@@ -286,8 +286,8 @@ impl DepartureLine {
             wakers.to_drop.push(waker);
             return None;
         };
-        // A waiter that is not among the foremost keeps its timer, unless the last slot departs before the timer
-        // fires.
+        // A waiter that is not among the foremost keeps its timer, unless the last slot of the line departs before the
+        // timer fires.
         let keeps = position.is_none() && armed_us > now_us;
         let until_us = if keeps { armed_us.min(slot.departs_us) } else { slot.departs_us };
         self.waiters.sleep(number, until_us, waker, wakers);

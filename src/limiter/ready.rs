@@ -399,8 +399,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             return Ok(());
         }
         let (timer, until) = match wait {
-            // This caller may not have to wait, because the limiter has not told the other callers in line to wait
-            // yet.
+            // The limiter has not yet denied this caller, so possibly this caller need not wait.
             Wait::None => self.deadline().ok_or_else(|| NotReady::no_timer(policy))?,
             Wait::After(_) | Wait::Unknown | Wait::Never => self.count(wait.duration().unwrap_or_default())?,
         };

@@ -220,8 +220,8 @@ impl Diagnostics {
                 None => "a request has no forwarding header".to_owned(),
             };
             format!(
-                "none of the first {requests} requests that the policy {policy:?} applies to had the header in which \
-                 key::client_ip expects the client, or it had fewer entries than there are proxies, and {found}; all \
+                "key::client_ip found no client in the first {requests} requests that the policy {policy:?} applies \
+                 to: the header is missing, or has fewer entries than there are proxies, and {found}; all \
                  clients of a proxy share one allowance: name the header that your proxy sends \
                  (TrustedProxies::forwarded, or TrustedProxies::single_header(\"x-real-ip\")), correct the count of \
                  proxies, or use key::peer_ip if there is no proxy; if these were health checks of the proxy, there is \
@@ -298,10 +298,10 @@ impl Diagnostics {
                 };
                 format!(
                     "none of the first {applied} requests that the policy {name:?} applies to had a key, and requests \
-                     without one {handling}: {peer}if another layer puts the key into requests (authentication), place that \
-                     layer outside of this one; if the extractor reads a header or a cookie, check its name; if it reads \
-                     axum's matched route, use Router::route_layer or key::matched_route; if no client sent one yet, \
-                     there is nothing to do"
+                     without a key {handling}: {peer}if another layer puts the key into requests (authentication), \
+                     place that layer outside of this one; if the extractor reads a header or a cookie, check its \
+                     name; if it reads axum's matched route, use Router::route_layer or key::matched_route; if no \
+                     client sent a key yet, there is nothing to do"
                 )
             }),
             None => {}

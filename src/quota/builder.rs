@@ -384,8 +384,8 @@ impl Quota {
     /// those of the [calendar](Self::calendar).
     pub fn anchor(self, anchor: Anchor) -> Result<Self, ConfigError> {
         if self.spec.calendar.is_some() {
-            let message = "`anchor` has no meaning for a quota of the calendar, which says where its windows begin: it \
-                           belongs to windows of one length";
+            let message = "`anchor` has no meaning for a quota of the calendar, which says where windows begin: \
+                           `anchor` belongs to windows of one length";
             return Err(ConfigError::new(NotAnOption, message));
         }
         self.with("anchor", &[Algorithm::FixedWindow, Algorithm::StepBucket], |spec| spec.anchor = anchor)

@@ -612,7 +612,7 @@ impl<'a> WordReader<'a> {
             return Ok(None);
         }
         Err(self.error(&format!(
-            "`{word}` is not a unit of bytes, whose case matters: B, kB, MB, GB or TB (powers of 1000), KiB, MiB, GiB or \
+            "`{word}` is not a unit of bytes (case matters): B, kB, MB, GB or TB (powers of 1000), KiB, MiB, GiB or \
              TiB (powers of 1024)"
         )))
     }

@@ -356,7 +356,7 @@ fn quota_text_error_says_how_to_fix_it() {
         ("1000000000000 at once", Range, "at most 999999999999"),
         ("5/s concurrency limit", Syntax, "`concurrency` is neither an algorithm (token bucket, "),
         ("5/s wait 3 s", NotAnOption, "leaky queue"),
-        ("10 mb/s", Syntax, "`mb` is not a unit of bytes, whose case matters: B, kB, MB, "),
+        ("10 mb/s", Syntax, "`mb` is not a unit of bytes (case matters): B, kB, MB, "),
         ("10Mb/s", Syntax, "`Mb` is not a unit of bytes"),
         ("10 bytes per s", Syntax, "`bytes` is not a unit of bytes"),
         ("1.5 GB/h", Syntax, "`1.5` is not a whole number that fits: use a smaller unit"),

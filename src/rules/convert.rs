@@ -143,7 +143,7 @@ fn notes(limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec
         // Exact values come first, then the patterns in the order of the file.
         is_exact(other) || other.value.is_some() && (own.value.is_none() || before)
     });
-    // Keeps only one value more than are shown, because a file can have very many values.
+    // Keeps at most `SHOWN_MAX + 1` values, because a file can have very many values.
     let values = more_specific.filter_map(|other| other.value.as_ref()).take(SHOWN_MAX + 1);
     let values: Vec<String> = values.map(|value| Quoted(value).to_string()).collect();
     if let (Some(own), false) = (own, values.is_empty()) {

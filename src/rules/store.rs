@@ -230,7 +230,7 @@ impl RuleStore {
                     // again.
                     each(&layers, |layer| layer.follow());
                     if had_error {
-                        // Reports the end of the error to the observer, which got the error.
+                        // Reports the end of the error to the observer, because the error was reported to it.
                         report(&layers, &loaded);
                     }
                     return Ok(version);
@@ -585,7 +585,7 @@ fn has_end_mark(content: &[u8]) -> bool {
 fn incomplete(content: &[u8]) -> RulesError {
     let text = std::str::from_utf8(content).unwrap_or_default();
     let mut problems = Problems::new(text);
-    let message = "the file was not written in full: its last line is not `...`, as it was before; to leave `...` out, \
+    let message = "the file was not written in full: its last line is not `...` any more; to leave `...` out, \
                    restart the program";
     problems.add(RulesErrorKind::Syntax, end_of(text.trim_end()), message);
     problems.into_error()

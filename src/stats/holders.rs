@@ -49,7 +49,7 @@ impl Holders {
         };
         drop(holders);
         if is_due && names.knows() {
-            // Calls `names` without the lock, because it is the application's code.
+            // Calls `names` without the lock, because `names` is the application's code.
             let known = names.known(key);
             if let Some(own) = lock(part).iter_mut().find(|holder| holder.is(fingerprint, policy)) {
                 own.known = Some(known);

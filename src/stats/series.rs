@@ -52,7 +52,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.begin(
         "ratelimit_policy_requests_total",
         MetricKind::Counter,
-        "Requests that a policy decided, by the policy's mode, and whether they were within, near or over its quota.",
+        "Requests that a policy decided, by the policy's mode, and by state: within, near or over its quota.",
     );
     for policy in policies {
         for (mode, state, count) in policy.states() {

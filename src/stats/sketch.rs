@@ -64,7 +64,7 @@ impl Sketch {
         slot.count = slot.count.saturating_add(by);
         drop(slots);
         if is_due && names.knows() {
-            // Calls `names` without the lock, because it is the application's code.
+            // Calls `names` without the lock, because `names` is the application's code.
             let known = names.known(key);
             let mut slots = lock(set);
             if let Some(slot) = slots.iter_mut().find(|slot| slot.is(fingerprint, policy)) {

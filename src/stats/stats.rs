@@ -567,7 +567,7 @@ impl Inner {
         let entry = self.policies.find(policy.name(), || now_us / SHORT_US);
         // If the clock stepped back, the units count as held for no time.
         entry.held_for.record(Timestamp::from_micros(now_us).saturating_since(taken_at));
-        // An application may forward the return of units although it did not forward their take.
+        // An application may forward the event of a return although it did not forward the event of the take before it.
         let _ = entry.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| Some(held.saturating_sub(units)));
         self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
     }

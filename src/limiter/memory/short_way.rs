@@ -129,7 +129,7 @@ impl States {
         let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
         let unlock = |count| written().take(count).for_each(|(seen, _)| seen.slot.set_word(seen.word));
         for (at, (seen, _)) in written().enumerate() {
-            // Another thread has locked or written the slot since this thread read it, or two charges share one state
+            // Another thread has locked or written the slot since this thread read it. Or two charges share one state,
             // and this thread has locked the slot for the first of the two charges.
             if !seen.try_lock() {
                 unlock(at);

@@ -20,7 +20,7 @@ pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, f
     let (key, mode) = (last.key.clone(), last.mode);
     let cost = match role {
         LinkedRole::Block => 1,
-        // The meter counts only if the rule enforces. In other modes, usage beyond the quota passes anyway.
+        // The meter counts only if the rule is in enforce mode. In other modes, usage beyond the quota passes anyway.
         LinkedRole::Meter if mode != Mode::Enforce => return,
         LinkedRole::Meter => last.cost,
     };

@@ -213,7 +213,7 @@ impl ValueReader<'_, '_, '_> {
 
     fn replaced(&mut self, node: &Node<'_>, own: Option<&str>) -> Option<Box<str>> {
         let fields = self.fields(node, "an entry of `replaces`", REPLACES)?;
-        let name = self.needed(&fields, "name", ", the name of the limit that does not count beside this one")?;
+        let name = self.needed(&fields, "name", ", the name of the limit that this limit replaces")?;
         if own == Some(&name) {
             return self.refuse(RulesErrorKind::Name, node.position, "a limit cannot replace itself");
         }

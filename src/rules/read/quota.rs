@@ -201,7 +201,7 @@ impl ValueReader<'_, '_, '_> {
         let by = self.required(&fields, "by", ", which says where a request names its plan");
         let by = by.and_then(|node| self.plan_name(node));
         let quotas = self.required(&fields, "quotas", ", such as `quotas: {free: 10/min, pro: 600/min}`");
-        let otherwise = self.required(&fields, "otherwise", ", the plan of requests that name none of the others");
+        let otherwise = self.required(&fields, "otherwise", ", the plan of requests that name no other plan");
         let otherwise = otherwise.and_then(|node| Some((self.text(node, "otherwise")?, node.position)));
         let entries = match quotas.map(|node| (&node.value, node)) {
             None => return None,

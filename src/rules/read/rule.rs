@@ -256,7 +256,7 @@ impl UsedNames {
             let message = if name.value == was.value {
                 "`was` is the rule's own name: leave it out".to_owned()
             } else if let Some(position) = rules.get(&*was.value) {
-                format!("`was` names the rule in line {}, which keeps what it has used: leave `was` out", position.line)
+                format!("`was` names the rule in line {}, which keeps its own usage: leave `was` out", position.line)
             } else if let Some(line) = former.insert(&was.value, was.position.line) {
                 format!("{} became the rule in line {line} already: leave one `was` out", Quoted(was))
             } else {

@@ -194,8 +194,8 @@ impl LoadWindow {
             // for a moment is used again at once.
             self.call = moved(self.call, took, if took < self.call / 2 { 2 } else { 8 }).max(1);
         }
-        // The allowed number of calls grows by at most one for each call that is answered, so that a burst on an idle
-        // lane first learns from a few calls.
+        // The allowed number of calls grows by at most one for each call that is answered. A burst on an idle lane
+        // therefore begins with a few calls, whose durations are measured first.
         let beyond = self.call.saturating_sub(CALL_SHORT);
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);

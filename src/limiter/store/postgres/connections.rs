@@ -335,7 +335,7 @@ impl Inner {
 /// Opens a connection, and sends the result to the statements that wait for it.
 async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedError>>) {
     let Some(opening) = inner.upgrade().map(|inner| inner.opener.open()) else { return };
-    // Catches a panic, because no other attempt would be made if this one ended without a result.
+    // Catches a panic, because no other attempt would be made if this attempt ended without a result.
     let opened = match Deadline::after(OPEN).timeout(AssertUnwindSafe(opening).catch_unwind()).await {
         Some(Ok(opened)) => opened.map_err(Into::into),
         Some(Err(_)) => Err("the application's code for TLS panicked".into()),
