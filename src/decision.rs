@@ -472,7 +472,7 @@ impl Receipt {
     }
 
     /// Returns a receipt for `units`, with this receipt's instant and number. The units may be of other charges with
-    /// this instant and number. A limiter refunds at most as many units as are in use.
+    /// this instant and number. A limiter refunds at most the units that are in use.
     #[cfg(feature = "rules")]
     pub(crate) fn of_units(self, units: u64) -> Self {
         Self { units, ..self }

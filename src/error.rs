@@ -172,8 +172,8 @@ pub enum ConfigErrorKind {
     Name,
     /// The option has no meaning for this algorithm, or for a client's own quota.
     NotAnOption,
-    /// A number of units, proxies or keys, or the length of a prefix, is out of its range. This kind is also
-    /// that of a period that is zero, longer than 366 days, or not a whole number of microseconds.
+    /// A number of units, proxies or keys, or the length of a prefix, is out of its range. This kind also
+    /// reports a period that is zero, longer than 366 days, or not a whole number of microseconds.
     Range,
     /// The bytes are not a snapshot, are damaged, or come from another version of this crate.
     Snapshot,

@@ -70,8 +70,8 @@ labelled! {
         Exempt = "exempt",
         /// An access list denied the client, and the request was refused.
         Denied = "denied",
-        /// The request had no key and was refused. The status is 400. It is 500 if the rule's key is the client's
-        /// address and the server does not provide that address, because no client can change that.
+        /// The request had no key and was refused. The status is 400. The status is 500 if the rule's key is the
+        /// client's address and the server does not provide that address, because no client can change that.
         KeyMissing = "key_missing",
         /// The limiter failed, and the request passed.
         FailedOpen = "failed_open",

@@ -193,7 +193,7 @@ impl Policy {
     }
 
     /// Makes one policy of this name for each quota. Each policy can hold the usage under any other
-    /// quota, so a key that changes its plan and then returns has used as much as before.
+    /// quota, so a key that changes its plan and then changes back loses no usage.
     pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, ConfigError> {
         let quotas: Vec<Quota> = quotas.into_iter().collect();
         one_unit(name, &quotas)?;

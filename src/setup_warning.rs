@@ -81,9 +81,9 @@ labelled! {
         /// A layer has no timer, so nothing waits, although the quota of a rule is a leaky queue or a concurrency limit
         /// with a [wait](crate::Quota::max_wait), or a rule [paces](crate::Rule::pace_responses) bodies.
         NoTimer = "no-timer",
-        /// A rule [paces](crate::Rule::pace_responses) bodies, but the capacity of its quota is less than the units
-        /// that pass in a hundredth of a second at its rate. The bodies are therefore slower than the rate of the
-        /// quota.
+        /// A rule [paces](crate::Rule::pace_responses) bodies, but the capacity of its quota is smaller than the
+        /// number of units that its rate allows in a hundredth of a second. The bodies are therefore slower than
+        /// the rate of the quota.
         SlowPace = "slow-pace",
         /// A layer has a timer, but no rule has a leaky queue or a concurrency limit with a wait, so no request waits.
         NoQueue = "no-queue",
@@ -92,8 +92,9 @@ labelled! {
         /// reports a cost although no rule settles by such a cost.
         NotSettled = "not-settled",
         /// Headers report only policies with a [name](crate::Headers::for_policy) or a
-        /// [unit](crate::Headers::for_unit) that no policy of the layer has, so they are never sent, while another
-        /// policy has no headers. This warning is also given if two families of headers use one header name.
+        /// [unit](crate::Headers::for_unit) that no policy of the layer has, so these headers are never sent,
+        /// while another policy has no headers. This warning is also given if two families of headers use one
+        /// header name.
         HeadersUnsent = "headers-unsent",
         /// The headers of a response report so many policies that they have more than 8,192 bytes, which many proxies
         /// and clients do not accept.

@@ -53,8 +53,8 @@ pub(crate) struct Dictionary {
 }
 
 impl<'a> ListMember<'a> {
-    /// Returns whether this limit allows fewer units than `other`, or equally many units in a longer
-    /// time.
+    /// Returns whether this limit allows fewer units than `other`, or the same number of units in a
+    /// longer time.
     pub(crate) fn is_stricter(&self, other: &Self) -> bool {
         let seconds = |item: &Self| item.seconds.unwrap_or(0);
         (other.units, seconds(self)) > (self.units, seconds(other))

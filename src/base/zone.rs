@@ -204,8 +204,8 @@ mod with {
     impl KnownZone {
         pub(super) const UTC: Self = Self(None);
 
-        /// Returns the zone with this name. After its first use, a zone keeps the data that it was read with,
-        /// even if the database changes.
+        /// Returns the zone with this name. After a zone was first used, its data stays the same, even if the
+        /// database changes.
         pub(super) fn named(name: &str) -> Result<Self, UnknownZone> {
             if NO_PLACES.iter().any(|other| name.eq_ignore_ascii_case(other)) {
                 return Err(UnknownZone::NotFound);

@@ -147,8 +147,8 @@ impl RetryAfter {
     }
 
     /// Sets the budget of retries, which all clones share. By default the budget is Tower's
-    /// [`TpsBudget`], which allows as many retries as a fifth of the requests of the last ten seconds,
-    /// and ten more per second.
+    /// [`TpsBudget`], which allows one retry for every five requests of the last ten seconds, and ten
+    /// more retries per second.
     #[must_use]
     pub fn budget(mut self, budget: impl Budget + Send + Sync + 'static) -> Self {
         self.budget = Arc::new(budget);

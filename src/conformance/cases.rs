@@ -254,8 +254,8 @@ cases! {
         same("remaining of a used-up key", looked.remaining(), 0)
     }
 
-    /// The shortcut for one enforced charge, if the limiter has it, answers like a take and takes as
-    /// many units.
+    /// The shortcut for one enforced charge, if the limiter has it, answers like a take and takes
+    /// the same number of units.
     #[fix = "make try_take_one decide with the same function as take, or return None"]
     async fn shortcut_is_a_take(bench) {
         let quick = key("quick");
@@ -270,7 +270,8 @@ cases! {
         same("units of the shortcut's receipt", receipt(Some(&mut quickly))?.units(), 2)
     }
 
-    /// If the limiter has a shortcut that refunds one receipt, the shortcut refunds as many units as the usual call.
+    /// If the limiter has a shortcut that refunds one receipt, the shortcut refunds the same number of units as the
+    /// usual call.
     #[fix = "make try_refund_one refund with the same function as refund, or return the receipt"]
     async fn shortcut_is_a_refund(bench) {
         let mut taken = bench.take_one(2).await?;
@@ -710,7 +711,7 @@ cases! {
         ensure((least..=most).contains(&passed), &found)
     }
 
-    /// A leaky queue gives each request a departure after those of all earlier requests.
+    /// A leaky queue gives each request a departure after the departures of all earlier requests.
     #[fix = "see ChargeDecision::with_delay: report the time after which the earlier units in the queue have drained"]
     async fn queue_spaces_its_departures(bench) {
         if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {

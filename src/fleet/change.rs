@@ -95,7 +95,8 @@ impl FleetTarget {
         }
     }
 
-    /// Returns the bytes of the key, or the text of the network. They are empty if the kind has neither.
+    /// Returns the bytes of the key, or the text of the network. The bytes are empty if the kind has neither a key nor
+    /// a network.
     #[cfg(feature = "status")]
     pub(crate) fn subject_bytes(&self) -> &[u8] {
         &self.subject
@@ -184,8 +185,8 @@ impl FleetChange {
     }
 
     /// Makes a change from texts that a form or a program sent. `subject` is the network or the key. If a key is given
-    /// as the text of an address, the subject is the key of that address. Otherwise it is the key of the text. Without
-    /// a value, the change ends the entry.
+    /// as the text of an address, the subject is the key of that address. Otherwise the subject is the key of the
+    /// text. Without a value, the change ends the entry.
     ///
     /// # Errors
     /// Returns an error if the subject is missing or cannot be read, or if there is a subject for a kind that has none.

@@ -39,7 +39,8 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 /// The longest time of a call to the store. No request waits for such a call.
 const CALL: Duration = Duration::from_secs(2);
 
-/// How often a change is tried while other processes change something at each try.
+/// The maximum number of times that a change is tried if other processes change something at each
+/// try.
 const TRIES: usize = 50;
 
 /// The longest time of all tries of a change together.
@@ -686,7 +687,8 @@ impl Inner {
 
     /// Makes all tables follow the latest document, which is then in force. No lock is held, because the tables and
     /// the observers call the application. One thread at a time does this, so that no table goes back to an older
-    /// document. If another thread does it already, that thread does it once more, and this function returns at once.
+    /// document. If another thread is already updating the tables, this function returns at once, and that thread
+    /// then updates them once more.
     fn apply(&self) {
         {
             let mut state = lock(&self.state);

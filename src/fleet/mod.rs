@@ -43,7 +43,7 @@
 //! store has lost the text, or has an older revision after a failover, a process that knows a newer revision restores
 //! the newer text, within a second after the store answers. So a change is lost only if two things happen: the store
 //! loses it, as Redis can in a failover, and before a process restores it, another change is made or all processes that
-//! know it end. Each process ends entries according to its own calendar time.
+//! know the lost change end. Each process ends entries according to its own calendar time.
 
 mod change;
 mod document;

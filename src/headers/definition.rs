@@ -53,7 +53,7 @@ use super::wait::{Jitter, Waits};
 ///   * Lists are extended. If both sources have an item for a policy, the source with fewer remaining
 ///     units is used in both headers.
 ///   * Single-valued headers of the response stay if their `remaining` is at most the layer's. If their
-///     `remaining` is higher or cannot be read, the layer's headers replace them and all other headers
+///     `remaining` is higher or cannot be read, the layer's headers replace all headers of the response
 ///     that describe the same quota, such as `X-RateLimit-Used` next to `X-RateLimit-Limit`. Headers of
 ///     another family stay, such as `X-RateLimit-Limit-Tokens`.
 ///   * The later `Retry-After` stays.

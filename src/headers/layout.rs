@@ -1,5 +1,5 @@
-//! The headers of usual refusals, which are laid out once. Each refusal gets a copy of them with its
-//! values.
+//! The headers of usual refusals, which are laid out once. Each refusal gets a copy of these headers
+//! with its own values.
 //!
 //! Copying a header map does not hash the names again, and does not grow the map. The bench "layer,
 //! refused, header fields" shows the gain. Responses to requests that pass do not use a layout, because

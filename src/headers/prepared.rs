@@ -53,8 +53,8 @@ pub(crate) struct PreparedHeaders {
 #[derive(Debug)]
 pub(super) struct PreparedFormat {
     pub(super) when: When,
-    /// The header whose value in the response is compared with the layer's value, to decide whose
-    /// single values are sent.
+    /// The header whose value in the response is compared with the layer's value, to decide whether
+    /// the response's or the layer's single values are sent.
     pub(super) remaining: Option<Header>,
     /// For each policy of the layer, whether the headers report the policy. `None` if the headers
     /// report all policies.
@@ -254,7 +254,7 @@ impl PreparedFormat {
         self.reported.as_ref().is_none_or(|reported| reported.get(index) == Some(&true))
     }
 
-    /// Returns those of the policies in `views` that the headers report.
+    /// Returns the policies in `views` that the headers report.
     #[inline]
     pub(super) fn reported<'v, 'p>(&self, views: &'v [PolicyView<'p>]) -> Reported<'v, 'p> {
         if self.reported.is_none() {

@@ -12,8 +12,8 @@ pub(super) const ENTRIES_MAX: usize = 64;
 /// Says which proxies are in front of the server, and in which header they report the client.
 ///
 /// A client can send any header, including the left part of a forwarding header. Only the entries that
-/// your own proxies added can be trusted. So only one header is read, from the right, and only as far
-/// as the proxies are known.
+/// your own proxies added can be trusted. So only one header is read, from the right up to the
+/// client's entry.
 ///
 /// ```
 /// use tower_ratelimit::key::TrustedProxies;

@@ -376,9 +376,9 @@ impl Diagnostics {
         }
     }
 
-    /// Watches a request that was refused because it costs more than a policy's quota can ever allow, while no request
-    /// of its rule could pass. A single client may send such a request, but a rule that allows no request at all is a
-    /// mistake.
+    /// Watches a request that was refused because it costs more than a policy's quota can ever allow, if no earlier
+    /// request of the policy's rule could pass. A single client may send such a request, but a rule that allows no
+    /// request at all is a mistake.
     pub(super) fn cannot_pass(&self, rule: usize, policy: &Policy, cost: u64) {
         let Some(passing) = self.passing.get(rule).filter(|passing| !passing.known.load(Ordering::Relaxed)) else {
             return;

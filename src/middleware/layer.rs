@@ -136,9 +136,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Adds a rule. A request passes if every rule that applies to it allows it. If one rule refuses it, no rule is
     /// charged.
     ///
-    /// Rules that have the same extractor share the key, which is then extracted once from a request. This holds
-    /// for extractors that capture no values, such as [`key::peer_ip`](crate::key::peer_ip) or one function of
-    /// your own.
+    /// Rules that have the same extractor share the key, which is then extracted once from a request. Extractors
+    /// count as the same only if they capture no values, like [`key::peer_ip`](crate::key::peer_ip) or one
+    /// function of your own.
     ///
     /// The names of a layer's policies are unique. If a policy's name is already used in this layer, the policy
     /// gets a number: of two policies named `api`, the second is `api-2` in headers, metrics and stored keys. So
@@ -376,8 +376,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   server asks for it. The layer also answers a gRPC call over HTTP/2 at once, because the
     ///   client reads the status while it sends. If `max_bytes` or `max_time` is 0, the layer
     ///   answers every request at once.
-    /// * The bytes are dropped at once, so memory stays flat. A refused request takes as much bandwidth as `max_bytes`
-    ///   allows. For up to `max_time` the request holds its connection, and its units of limits *outside* of this
+    /// * The bytes are dropped at once, so memory stays flat. A refused request takes the bandwidth of up to
+    ///   `max_bytes`. For up to `max_time` the request holds its connection, and its units of limits *outside* of this
     ///   layer. The request holds no unit of this layer's rules and no inner service.
     /// * A request that goes to the [overflow](Self::overflow) is not read by this layer. If the
     ///   overflow's service leaves a body unread, the client may not see the answer.
@@ -510,9 +510,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   many requests are dropped at once, on any number of threads, the departure times of all of them return, the
     ///   last time first.
     /// * If another request is queued behind a departure time, that time stays unused, and the spacing is kept. The
-    ///   other request comes from another layer or process, or the limiter has admitted it but it is not in its line
-    ///   yet. If the other request is dropped as well, and was admitted by the same limiter, both departure times
-    ///   return.
+    ///   other request comes from another layer or process, or was admitted by the limiter but has not joined its
+    ///   line yet. If the other request is dropped as well, and was admitted by the same limiter, both departure
+    ///   times return.
     /// * If the process stalls, requests whose departure times have passed depart together.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
@@ -562,9 +562,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.max_in_line = Some(max_in_line))
     }
 
-    /// Sets how long [messages](Self::messages) of connections may wait until they pass, if they
-    /// are over a quota. By default such messages are refused at once. This setting does not affect
-    /// requests.
+    /// Sets how long a [message](Self::messages) over a quota may wait until it passes. By default
+    /// such messages are refused at once. This setting does not affect requests.
     ///
     /// Messages of one key wait in one line, whichever connection they come from, and pass in the order in which they
     /// came. If no message waits, several messages may ask at the same time. A store decides these in the order in

@@ -264,8 +264,8 @@ impl Quota {
 
     /// Makes a quota that counts and never refuses, for customers that have no limit. The quota counts the units of the
     /// current minute of UTC. The usage of a key in that minute is the limit minus the remaining units that a peek, an
-    /// explanation or a status reports. Statistics count the requests and units like those of any quota. The count ends
-    /// at 999,999,999,999.
+    /// explanation or a status reports. Statistics count the requests and units as under any other quota. The count
+    /// ends at 999,999,999,999.
     ///
     /// * Its text is `unlimited`. It has no options.
     /// * No header reports the quota, because clients have no limit to obey. If all quotas of a

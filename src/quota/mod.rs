@@ -20,8 +20,8 @@
 //! 4. **Refusals are free.** A refused request, a peek and a cost of 0 write nothing. There are two
 //!    exceptions. Quotas that count denied requests, blocks and meters write on a refusal. A state
 //!    that lies further in the future than its quota allows is moved back.
-//! 5. **Costs add up.** A cost of `n` is equal to `n` costs of 1 at one instant, of which all or
-//!    none are taken. A cost above the capacity is refused for good. Windows are half-open: a unit
+//! 5. **Costs add up.** A cost of `n` is equal to `n` costs of 1 that are all taken at one instant,
+//!    or not at all. A cost above the capacity is refused for good. Windows are half-open: a unit
 //!    is free again exactly one period later.
 //! 6. **All or nothing.** If a request makes several charges, all of them are taken, or none is.
 //! 7. **Refunds are bounded.** A refund returns, at most once, what its receipt still holds.
@@ -82,9 +82,9 @@
 //! * No unit counts for longer than if it had been taken at the change, apart from rounding to the
 //!   edge of a window.
 //! * A sliding window that weighs its oldest sub-window keeps units of a bucket as a larger entry,
-//!   of which a part counts. If the key then gets a log, the whole entry counts, at most until one
-//!   period after the change. Therefore the key may have to wait longer than under one quota, but
-//!   it never gets more units.
+//!   because only a part of the entry counts. If the key then gets a log, the whole entry counts,
+//!   at most until one period after the change. Therefore the key may have to wait longer than
+//!   under one quota, but it never gets more units.
 //! * A refused request does not convert the used units, with one exception: the used units are
 //!   converted if they would be freed later than after two periods of the new quota, or later than
 //!   the new bucket can drain. Without the exception, a key that changes from a quota per day to a

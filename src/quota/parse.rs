@@ -22,7 +22,7 @@ const UNITS: [(u64, &str, &[&str]); 6] = [
 ];
 
 /// Further units of time in parsed text: the length in microseconds and the names. A printed quota has days instead,
-/// because these months and years are not those of a calendar.
+/// because these months and years are not months and years of a calendar.
 const LONG_UNITS: [(u64, &[&str]); 3] = [
     (7 * UNITS[0].0, &["week", "weeks", "w"]),
     (30 * UNITS[0].0, &["month", "months"]),
@@ -213,7 +213,8 @@ type Phrase = (&'static str, fn(Quota) -> Changed);
 const NUMBERS: [NumberOption; 4] =
     [("burst", Quota::burst), ("queue", Quota::queue), ("delay after", Quota::delay_after), ("debt", Quota::max_debt)];
 
-/// The words for requests, which a limit without a unit counts. They may be left out of a text.
+/// The words for requests, which a limit without a unit counts. These words may be left out of a
+/// text.
 const COUNTED: [&str; 4] = ["requests", "request", "reqs", "req"];
 
 const PHRASES: [Phrase; 6] = [
@@ -320,8 +321,8 @@ struct WordReader<'a> {
     written: Vec<&'a str>,
     /// The index of the next word.
     at: usize,
-    /// True if the limit has a unit of bytes. In that case the numbers of the options in [`NUMBERS`] must have units of
-    /// bytes, too.
+    /// True if the limit has a unit of bytes. The numbers of the options in [`NUMBERS`] must have a unit of
+    /// bytes if the limit has one.
     in_bytes: bool,
 }
 

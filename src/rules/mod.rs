@@ -138,6 +138,6 @@ pub use tree::Descriptor;
 
 /// The JSON Schema of files of rules, for editors and other tools.
 ///
-/// The schema checks the form of a file. It cannot read the texts of quotas, and it cannot compare a value, such as a
-/// name, with another value. [`RulesBuilder::check`] checks everything.
+/// The schema checks the form of a file. The schema cannot read the texts of quotas, and it cannot compare a value,
+/// such as a name, with another value. [`RulesBuilder::check`] checks everything.
 pub const SCHEMA: &str = include_str!("schema.json");

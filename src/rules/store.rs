@@ -66,7 +66,7 @@ struct RulesState {
     layers: Vec<Weak<dyn Follow>>,
 }
 
-/// A text of rules, and the file that has it, if a file has it.
+/// A text of rules, and its file if the text is from a file.
 #[cfg(feature = "tokio")]
 #[derive(Clone)]
 struct RulesText {

@@ -11,7 +11,7 @@ use crate::base::sync::{Mutex, lock};
 use crate::base::time::Timestamp;
 use crate::event::{FleetEvent, LayerEvent, LimiterEvent, RulesEvent, StoreErrorKind};
 
-/// The number of kinds of errors of stores.
+/// The number of kinds of store errors.
 const STORE_ERRORS: usize = StoreErrorKind::ALL.len();
 
 /// The maximum number of servers that are remembered as down.

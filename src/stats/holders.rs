@@ -11,7 +11,7 @@ use super::sketch::TopKey;
 use crate::base::sync::{Mutex, lock};
 use crate::key::Key;
 
-/// The number of parts of the list, of which each has its own lock.
+/// The number of parts of the list. Each part has its own lock.
 const PARTS: usize = 16;
 
 /// The maximum number of keys in a part.
@@ -70,7 +70,7 @@ impl Holders {
         }
     }
 
-    /// Returns the keys, those with the most units first.
+    /// Returns the keys, from the most units to the fewest.
     pub(super) fn read(&self) -> Vec<TopKey> {
         let mut all = Vec::new();
         for part in &self.0 {

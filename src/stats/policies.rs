@@ -30,11 +30,11 @@ pub(super) struct PolicyCounts {
     /// How long requests held units of the concurrency limit.
     pub(super) held_for: Histogram,
     /// The number of requests that began to wait because of the policy, and in `waits_ended` the
-    /// number of them that no longer wait.
+    /// number of those requests that no longer wait.
     pub(super) waits_begun: AtomicU64,
     pub(super) waits_ended: AtomicU64,
-    /// The number of bodies that the policy began to pace, in `paces_ended` the number of them that
-    /// have ended, and in `paced_bytes` their bytes.
+    /// The number of bodies that the policy began to pace. `paces_ended` is the number of these
+    /// bodies that have ended, and `paced_bytes` the number of bytes of the ended bodies.
     pub(super) paces_begun: AtomicU64,
     pub(super) paces_ended: AtomicU64,
     pub(super) paced_bytes: AtomicU64,

@@ -145,7 +145,8 @@ pub struct RecentRefusal {
 }
 
 impl RecentRefusal {
-    /// Returns the full fingerprint of the key, and its name and the key as far as they are stored.
+    /// Returns the full fingerprint of the key, and also the key's name and the key itself if these
+    /// are stored.
     pub(super) fn known(&self) -> Option<(u64, &KnownKey)> {
         Some((self.fingerprint?, &self.known)).filter(|(_, known)| !known.is_none())
     }

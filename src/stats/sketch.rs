@@ -87,7 +87,7 @@ impl Sketch {
         }
     }
 
-    /// Returns the keys, those with the largest counts first.
+    /// Returns the keys, from the largest count to the smallest.
     pub(super) fn read(&self) -> Vec<TopKey> {
         let mut all = Vec::new();
         for set in &self.sets {
@@ -129,7 +129,7 @@ impl TopKey {
         Self { policy, fingerprint, known, count, error: 0 }
     }
 
-    /// Sorts the keys, those with the largest counts first.
+    /// Sorts the keys from the largest count to the smallest.
     pub(super) fn sort(all: &mut [Self]) {
         all.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.fingerprint.cmp(&b.fingerprint)));
     }

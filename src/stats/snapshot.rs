@@ -77,9 +77,9 @@ impl StatsSnapshot {
         &self.most_limited
     }
 
-    /// Returns the keys whose requests now hold units of [concurrency limits](crate::Quota::concurrent), those with the
-    /// most units first: at most 1,024. If more keys hold units, keys that took their first units while the list was
-    /// full are missing. The [count](TopKey::count) of a key is the number of units that it holds in this process.
+    /// Returns at most 1,024 keys whose requests now hold units of [concurrency limits](crate::Quota::concurrent), from
+    /// the most units to the fewest. If more keys hold units, keys that took their first units while the list was full
+    /// are missing. The [count](TopKey::count) of a key is the number of units that it holds in this process.
     #[must_use]
     pub fn most_held(&self) -> &[TopKey] {
         &self.most_held

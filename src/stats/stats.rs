@@ -60,8 +60,8 @@ use crate::store_load::StoreLoadReader;
 ///
 /// * No count is lost. Counting adds to one of several copies of a counter, so threads seldom wait for each other.
 /// * Counting a request allocates no memory, except for the first request of each policy.
-/// * Counting takes about 0.1 µs, most of which is the reading of the clock. The first request in every five seconds
-///   takes some microseconds more for each policy, to update the rates.
+/// * Counting takes about 0.1 µs, mostly for reading the clock. The first request in every five seconds takes some
+///   microseconds more for each policy, to update the rates.
 /// * Memory is bounded: about 7 KiB for each policy, at most 100 KiB for the keys that are refused most, and at most
 ///   100 KiB for the keys that hold units of concurrency limits. At most 200 policies are counted separately. Further
 ///   policies are counted together as `other`.

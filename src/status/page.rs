@@ -84,8 +84,8 @@ use crate::stats::Stats;
 /// * `explanation`, in the form of [`Explanation::to_json`](crate::observe::Explanation::to_json), or `null` if a key
 ///   is explained,
 /// * `states`, the units that the keys have left now under each policy: `policy`, `quota`, `fingerprint`, `name`,
-///   `limit`, `used`, `remaining`, `reset_after_us`, `wait` and `wait_us`, of which an unlimited quota has `null` for
-///   `limit` and `remaining`; and `blocked`, which is `null` if the policy is not a block,
+///   `limit`, `used`, `remaining`, `reset_after_us`, `wait`, `wait_us` and `blocked`, where `limit` and `remaining`
+///   are `null` if the quota is unlimited, and `blocked` is `null` if the policy is not a block,
 /// * `failure`, the limiter's error, or `null`,
 /// * `token`, a token for [operators](Self::operators) or `null`, and `own`, the names of the [program's
 ///   own](Self::action) actions that operators may take,
@@ -252,8 +252,8 @@ impl StatusPage {
     /// page, and their tokens are valid in all processes.
     ///
     /// If the fleet has a store, this process reports its counts every five seconds. With a store, the page shows up to
-    /// 64 processes by name, and sums over these processes. If it shows 64, it says that it may miss others. A report
-    /// has at most 8 kB, and disappears 20 seconds after its process has ended.
+    /// 64 processes by name, and sums over these processes. If the page shows 64 processes, it says that other
+    /// processes may be missing. A report has at most 8 kB, and disappears 20 seconds after its process has ended.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn fleet(mut self, fleet: &crate::fleet::Fleet) -> Self {

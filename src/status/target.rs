@@ -165,8 +165,8 @@ impl LayerKeys {
         !self.held.iter().any(|held| can_reset(&held.policy))
     }
 
-    /// Removes all keys and policies except those that an action changes: under the policies with these names, or under
-    /// all policies if there are no names. `own` has the names of the policies for which the program added the action.
+    /// Keeps only the keys and policies that an action changes. If there are `names`, the action changes only keys
+    /// under the policies with these names. `own` has the names of the policies for which the program added the action.
     /// If an error is returned, nothing was removed.
     pub(super) fn narrow(&mut self, act: &Act, own: &[&str], names: &[String]) -> Result<(), Wrong> {
         for name in names {

@@ -97,7 +97,7 @@ pub(super) struct PolicyRow {
     /// The titles of the layers that have a policy with this name. The statistics count policies with one name
     /// together. The list is empty if only the statistics have the policy.
     pub(super) layers: Vec<String>,
-    /// The texts of the quotas, of which there are several if they are plans.
+    /// The texts of the quotas. There are several quotas if they are plans.
     pub(super) quotas: Vec<String>,
     pub(super) mode: Option<Mode>,
     pub(super) stats: Option<PolicySnapshot>,

@@ -122,7 +122,7 @@ impl WaitStep {
         Ok(if visit.waits_for_departure(now_us) { Self::Line } else { Self::Ready })
     }
 
-    /// Returns the next step of a request after an answer of the limiter of the client's own quotas.
+    /// Returns the next step of a request after the limiter of the client's own quotas has answered.
     fn after_own(visit: &mut Visit, answer: OwnDecision, now_us: u64) -> Result<Self, ObeyError> {
         if visit.answered(answer, now_us)? { Self::after_line(visit, now_us) } else { Ok(Self::Line) }
     }

@@ -27,7 +27,7 @@ const WAITING: usize = 10_000;
 /// The default for how many keys a layer remembers.
 const KEYS: usize = 10_000;
 
-/// Makes a client's service obey servers: requests wait for as long as the responses before them ask.
+/// Makes a client's service obey servers: a request waits for the time that earlier responses ask for.
 ///
 /// The layer works with every service of [`http::Request`]s that is `Clone`, such as the client of
 /// `hyper-util` and the channel of `tonic`. All services of a layer and of its clones share what
@@ -96,7 +96,7 @@ const KEYS: usize = 10_000;
 /// | only `Retry-After` | one layer for all, which adapts | 2.9 % | 53.7 % | 1.00 | 3.1 s |
 /// | only `Retry-After` | a layer for each, which adapts | 25.2 % | 99.9 % | 0.27 | 58 s |
 ///
-/// * If responses say how many units remain, a shared layer sends exactly as many requests as remain.
+/// * If responses say how many units remain, a shared layer sends exactly this number of requests.
 /// * Processes that share no state collide, even if each of them waits as it should. Give such
 ///   processes a shared [quota of their own](Self::own_quota).
 /// * If a server does not report what remains, clients can spare the server or use its whole limit,
@@ -114,19 +114,19 @@ const KEYS: usize = 10_000;
 /// * A response applies to all requests with the [key](Self::key) of the request that it answers. By
 ///   default the key is the origin of the request.
 /// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. If a response
-///   is not a refusal, a wait of less than a second is not lengthened. Such a short wait is shortened by the
+///   is not a refusal, a wait of less than a second is not lengthened. Instead the wait is shortened by the
 ///   shortest round trip that was measured, because the server began to count before its response left.
 /// * While nothing remains, only one request is in flight at a time. So a client cannot use all of a
 ///   quota that refills within less than a round trip: with a round trip of 20 ms, GCRA with 1,000 per
 ///   second passes 50 requests per second.
 /// * Requests are sent in the order in which they arrived. After a pause, the layer sends one request
-///   as a probe. If the response says what remains, the layer sends as many requests at once as remain.
-///   If responses do not say what remains, each success allows one more request in flight, so that the
-///   number doubles with each round trip. If no response arrives for ten seconds, the layer sends the
-///   next request anyway.
-/// * The [wait](Self::max_wait) of a request is bounded, and the [number of waiting
-///   requests](Self::max_waiting) as well. A request that would have to wait longer fails at once, with
-///   an [`ObeyError`](super::ObeyError) that says how long the wait would be.
+///   as a probe. If the response says how many units remain, the layer then sends this number of
+///   requests at once. If responses do not say what remains, each success allows one more request in
+///   flight, so that the number doubles with each round trip. If no response arrives for ten seconds,
+///   the layer sends the next request anyway.
+/// * The [wait](Self::max_wait) of a request and the [number of waiting requests](Self::max_waiting)
+///   are bounded. A request that would have to wait longer fails at once, with an
+///   [`ObeyError`](super::ObeyError) that says how long the wait would be.
 /// * The layer never retries. The layer reads only the heads of responses. If a gRPC status arrives in
 ///   trailers, after messages, the caller has to pass the status's wait to [`pause`](Self::pause).
 ///

@@ -11,9 +11,9 @@
 //!   window allows. Requests that were sent before the last pause do not count as in flight, because
 //!   they may hang for long.
 //!
-//! So after a pause one request is sent as a probe. If the probe's response says what remains, as many
-//! requests follow as remain. If responses do not say what remains, the window grows by one for each
-//! success: two requests follow, then four, then eight.
+//! So after a pause one request is sent as a probe. If the probe's response says how many units
+//! remain, this number of requests follows. If responses do not say what remains, the window grows by
+//! one for each success: two requests follow, then four, then eight.
 use std::collections::BTreeMap;
 use std::task::Waker;
 
@@ -300,8 +300,8 @@ impl KeyLine {
         self.round_trips = self.round_trips.saturating_add(1).min(ROUND_TRIPS);
     }
 
-    /// Shortens a wait by the time that the response with this wait and the next request spend on the network. The
-    /// server began to count before the response left, and the next request arrives later than it is sent.
+    /// Shortens a wait by the time that the response and the next request spend on the network. The server began
+    /// to count before the response left, and the next request arrives later than it is sent.
     fn without_travel(&self, wait_us: u64) -> u64 {
         if self.round_trips < ROUND_TRIPS { wait_us } else { wait_us.saturating_sub(self.shortest_us) }
     }

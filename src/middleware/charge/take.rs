@@ -479,8 +479,8 @@ impl Ticket {
     }
 }
 
-/// Returns whether a request with its own quota needs more than a decision and headers. It does if the quota's
-/// units are held, if requests may wait for them, or if no header reports the quota.
+/// Returns whether a request with its own quota needs more than a decision and headers. More is needed if the
+/// quota's units are held, if requests may wait for them, or if no header reports the quota.
 #[inline]
 fn has_more_steps(policy: &Policy) -> bool {
     let quota = policy.quota();

@@ -5,8 +5,8 @@
 //! each at its slot. So the burst of a quota does not become a burst of bytes, and the number of
 //! calls does not grow with the number of bodies. If the account asks late, it asks for
 //! proportionally more, so that neither the resolution of a timer nor the round trip to a store
-//! slows the pace. The first batch is half as large. So the bytes that were sent are at most half a
-//! batch ahead of the pace or behind it.
+//! slows the pace. The first batch is half as large as the later batches. So the bytes that were
+//! sent are at most half a batch ahead of the pace or behind it.
 //!
 //! Bodies stand in line for pieces of a batch, in the order in which they came. This line is not
 //! the line of requests. A request waits for exactly its cost, but a body takes any part of a batch
@@ -63,7 +63,8 @@ const IDLE_US: u64 = 200_000;
 /// reset or its mode was switched.
 const RECHECK_US: u64 = 10_000_000;
 
-/// The first pause after a limiter has failed. Each further pause is twice as long.
+/// The first pause after a limiter has failed. Each further pause is twice as long as the pause
+/// before.
 const PAUSE_US: u64 = 100_000;
 
 /// The number of consecutive calls that may fail before the waiting bodies are ended, which takes

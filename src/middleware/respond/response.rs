@@ -184,7 +184,7 @@ impl Ticket {
 }
 
 /// Forbids caches to store a response that replaces the usual response, because a client within its quota must
-/// not get it. A `Cache-Control` that the service has set stays.
+/// not get the replacement. A `Cache-Control` that the service has set stays.
 fn store_only_if_allowed(headers: &mut HeaderMap) {
     if let Ok(Entry::Vacant(vacant)) = headers.try_entry(CACHE_CONTROL) {
         let _ = vacant.try_insert(HeaderValue::from_static("no-store"));

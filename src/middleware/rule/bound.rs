@@ -78,7 +78,7 @@ impl BoundRule {
     }
 
     /// Allows single keys to have quotas of their own. Does nothing if single keys
-    /// [cannot](Self::can_override_quota) have them, or if requests bring their quotas.
+    /// [cannot](Self::can_override_quota) have such quotas, or if requests bring their quotas.
     #[cfg(all(feature = "rules", feature = "tokio"))]
     pub(crate) fn override_quota(&mut self, overrides: &Overrides<Quota>) {
         if !self.can_override_quota() || self.rule.quota_from.is_some() {

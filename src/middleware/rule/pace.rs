@@ -21,9 +21,9 @@ impl Rule {
     ///   waits when another quota of the rule is used up.
     /// * Downloads of a key take turns, in the order in which they wait, with equal pieces.
     /// * A process takes the units of one piece ahead, with one call of the limiter, and refunds the
-    ///   rest when the last download of the key ends or is dropped. There are at most 20 calls a
-    ///   second for each key. A batch that is late is larger, so the round trip to a store does not
-    ///   slow the pace.
+    ///   unused units when the last download of the key ends or is dropped. There are at most 20
+    ///   calls a second for each key. A batch that is late is larger, so the round trip to a store
+    ///   does not slow the pace.
     /// * Processes that share a pace find their parts like TCP connections: a process whose batch
     ///   is denied asks for less, and then for a little more after each success.
     /// * A body holds one frame of its inner body, and takes units only for bytes that it has.

@@ -61,7 +61,8 @@ pub(crate) trait Follow: Send + Sync {
     /// Compiles the layer's configuration with the present quotas of its switches and rules of its source.
     fn follow(&self);
 
-    /// Returns the names of the layer's own policies and of their states, without those of its source.
+    /// Returns the names of the policies that the program itself gave the layer, and the names of these policies'
+    /// states.
     #[cfg(feature = "rules")]
     fn own_names(&self) -> Vec<String>;
 

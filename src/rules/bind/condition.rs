@@ -188,8 +188,8 @@ fn shortened(text: String) -> String {
     }
 }
 
-/// Returns whether all servers read a host in the same way. Such a host is a name of letters, digits, `-`, `_` and `.`,
-/// or an address in brackets.
+/// Returns whether all servers read a host in the same way. The result is true for a name of letters, digits, `-`, `_`
+/// and `.`, or an address in brackets.
 fn is_plain_host(host: &[u8]) -> bool {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
     match host {

@@ -53,8 +53,8 @@ impl<'n, 'a> Fields<'n, 'a> {
     }
 }
 
-/// Returns a suggestion for a field without a value. Such a field is often the end of a text that has a comma, as in
-/// `{quota: 100 per minute, burst 20}`, or a field and its value without a space between them.
+/// Returns a suggestion for a field without a value. A field without a value is often the end of a text that has a
+/// comma, as in `{quota: 100 per minute, burst 20}`, or a field and its value without a space between them.
 pub(super) fn meant_by_bare(entries: &[MapField<'_>], at: usize, known: &[&str]) -> Option<String> {
     let entry = entries.get(at)?;
     if !matches!(&entry.node.value, NodeValue::Scalar { text, is_plain: true } if text.is_empty()) {

@@ -4,10 +4,11 @@
 //! the request's charges again. If another concurrency limit denies the charges, the request moves to the line of that
 //! limit, and keeps its number in line. If anything else denies the charges, the request waits no more.
 //!
-//! Some charges count refusals: the strikes of blocks, and charges to quotas that count denied requests. Such a
-//! charge counts each refused request once, although the layer asks the limiter several times. While a request may
-//! still wait, the layer only looks at an enforced block. If a quota of the set counts denied requests, the layer
-//! peeks at the set before it takes the set. For the final decision, the layer asks the limiter for all charges.
+//! Some charges count refusals: the strikes of blocks, and charges to quotas that count denied requests. Each of
+//! these charges counts a refused request once, although the layer asks the limiter several times. While a request
+//! may still wait, the layer only looks at an enforced block. If a quota of the set counts denied requests, the
+//! layer peeks at the set before it takes the set. For the final decision, the layer asks the limiter for all
+//! charges.
 //!
 //! A message may also wait for units that become free with time. The message waits for these units in a line of the
 //! layer, and asks again at the instant that the limiter named. The message asks only when no earlier message waits for
@@ -65,9 +66,9 @@ impl Ticket {
         self.charges.iter().any(|charged| counts_refusals(layer, charged))
     }
 
-    /// Returns the index of the charge in whose line the request waits. This is the first charge that refuses the
-    /// request, if all charges that refuse it are of concurrency limits with a wait. Charges of other quotas may also
-    /// wait, for up to `rates_wait`.
+    /// Returns the index of the charge in whose line the request waits. The request waits in the line of the first
+    /// charge that refuses it, if all refusing charges are of concurrency limits with a wait. Charges of other quotas
+    /// may also wait, for up to `rates_wait`.
     pub(crate) fn line_to_join<L: Limiter>(&self, layer: &Compiled<L>, rates_wait: Duration) -> Option<usize> {
         if self.kind != OutcomeKind::Limited {
             return None;
