@@ -346,8 +346,8 @@ impl PairAlgorithm for Block {
                 };
                 let longer = now + anew_us > until;
                 let (until, length_us) = if longer { (now + anew_us, anew_us) } else { (until, length_us) };
-                // A forced strike on a closed key counts, so that the key stays closed if the block is undone later. An
-                // operator who blocks a closed key wants this.
+                // A forced strike on a closed key counts: an operator who blocks a closed key wants the key to stay
+                // closed, even if the block is undone later.
                 let counts = is_renewed || force && cost > 0 && by.is_some();
                 let by = by.filter(|by| by.end > now && self.lasting.by_hand_us == 0);
                 let by = by.map(|by| self.more(by, cost)); // written only if it counts

@@ -85,8 +85,8 @@ impl Zone {
             return midnight;
         }
         let is_reached = |at_s: i64| at_s + self.offset_s(at_s) >= midnight;
-        // In every zone, the offset that is in force a day before this midnight is still in force right before the day.
-        // If the day has two midnights, the first of them is at this offset.
+        // In every zone, the offset that is in force a day before this midnight is still in force right before the day
+        // begins. If the day has two midnights, the first of them is at this offset.
         let (mut before, mut after) = (midnight - DAY_S - DAY_S / 2, midnight + DAY_S + DAY_S / 2);
         for offset in [self.offset_s(midnight - DAY_S), self.offset_s(midnight), self.offset_s(midnight + DAY_S)] {
             // Tries each candidate, because clocks may be set back between two candidates.

@@ -487,8 +487,8 @@ impl Headers {
         let sent = || self.formats.iter().filter(|format| format.when != When::Never);
         if let Some(name) = sent().find_map(|format| format.contested.as_ref()) {
             return Some(format!(
-                "two families of headers report different policies by the header {:?}, and only the earlier sends it: \
-                 give each family header names of its own",
+                "two families of headers report different policies by the header {:?}, and only the earlier \
+                 family sends it: give each family header names of its own",
                 name.as_str()
             ));
         }

@@ -85,8 +85,8 @@ impl PolicyRegistry {
 
 impl PolicySetup {
     fn of(policies: &[Policy]) -> Self {
-        // Layers that share a switch do not contradict each other, even while only some of the layers use its new
-        // quota.
+        // Layers that share a switch do not contradict each other, even while only some of the layers use the switch's
+        // new quota.
         let one = |policy: &Policy| policy.switch().map_or(policy.fingerprint(), |switch| switch as u64);
         let mut quotas: Vec<u64> = policies.iter().map(one).collect();
         quotas.sort_unstable();

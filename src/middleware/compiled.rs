@@ -275,7 +275,7 @@ impl<L: Limiter> Compiled<L> {
     /// Refunds charges, and reports a failure that the limiter returns at once. The first message that waits for the
     /// units asks the limiter after that.
     pub(super) fn refund(&self, refunds: Vec<Refund>) {
-        // Copies what was refunded before it is known whether a message waits, because one may join its line until the
+        // Copies the policies and keys even if no message waits now, because a message may join a line before the
         // limiter has the units.
         let delays = self.delays.as_ref().filter(|_| !self.settings.max_message_wait.is_zero());
         let of = |refund: &Refund| (refund.policy.clone(), refund.key.clone());

@@ -346,7 +346,7 @@ impl Diagnostics {
                     "none of the first {asked} requests had the key that access list {} of the layer looks up, so the \
                      list neither allows nor denies anybody: if another layer puts the key into requests \
                      (authentication), place that layer outside of this one; if the extractor reads a header or a \
-                     cookie, check its name; if no client sent one yet, there is nothing to do",
+                     cookie, check its name; if no client sent a key yet, there is nothing to do",
                     at + 1
                 )
             });

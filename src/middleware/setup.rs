@@ -279,8 +279,8 @@ impl<L: Limiter> Compiled<L> {
         self.diagnostics.notice(SetupWarningKind::NoEffect, || {
             format!(
                 "the policy {:?} limits requests in flight, and its rule corrects the charge after the response \
-                 (charge_when, refund_when, settle_by_… or on_aborted), which has no effect: its units come back when the \
-                 request ends; leave the correction out, or put the limit into a rule of its own",
+                 (charge_when, refund_when, settle_by_… or on_aborted), which has no effect, because the units come \
+                 back when the request ends; leave the correction out, or put the limit into a rule of its own",
                 policy.name()
             )
         });

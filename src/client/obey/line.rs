@@ -267,7 +267,7 @@ impl KeyLine {
             Some(wait_us) => {
                 self.silent_refusals = 0;
                 // `lengthen` adds jitter, which keeps refused clients apart. A short pause after a success is not
-                // lengthened, because that would only waste quota.
+                // lengthened, because a longer pause would only waste quota.
                 let is_short = !heard.is_refusal && wait_us < SECOND_US;
                 self.pause(now_us, if is_short { self.without_travel(wait_us) } else { lengthen(wait_us) });
             }

@@ -188,8 +188,8 @@ impl ValueReader<'_, '_, '_> {
         }
         if is_too_long || linked.iter().any(|(linked, _)| linked.len() > NAME_MAX) {
             let message = format!(
-                "the name is too long for a rule with several quotas, a block or a candidate, whose names begin with it \
-                 and have at most {NAME_MAX} characters: shorten it"
+                "the name is too long for a rule with several quotas, a block or a candidate: their names begin with \
+                 the rule's name and have at most {NAME_MAX} characters"
             );
             self.problems.add(RulesErrorKind::Value, name.position, message);
         }

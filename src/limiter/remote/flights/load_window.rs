@@ -205,7 +205,7 @@ impl LoadWindow {
             return;
         }
         let is_free = self.others_make_long && is_long;
-        // A window that no other limiter has to share may be so large that it is not full even when it is halved.
+        // If other clients make calls long, the window may be so large that it is not full even when it is halved.
         let room = if is_free { 4 } else { 2 };
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.units();
         let target = self.goal(deadline);
