@@ -1,4 +1,4 @@
-//! Block: counts a key's strikes, and closes the key for a time when they reach the limit.
+//! Block: counts a key's strikes, and closes the key for a time when the strikes reach the limit.
 //!
 //! # 1 Definition and laws
 //!
@@ -43,16 +43,16 @@
 //!
 //! # 4 Refunds
 //!
-//! A receipt holds the end of the window in which its strikes counted, and the blocks that were remembered before them.
-//! A refund subtracts the receipt's strikes while their window lasts. After the window, a refund subtracts the
-//! strikes only while the key is closed by a block that the strikes of this window began. If fewer strikes than
-//! the limit are left, the block is undone and the key is open. The strikes that are left count until the end
-//! of their window. The blocks before the undone block are remembered as they were.
+//! A receipt holds the end of the window in which its strikes counted, and the blocks that were remembered before
+//! these strikes. A refund subtracts the receipt's strikes while their window lasts. After the window, a refund
+//! subtracts the strikes only while the key is closed by a block that the strikes of this window began. If fewer
+//! strikes than the limit are left, the block is undone and the key is open. The strikes that are left count until
+//! the end of their window. The blocks before the undone block are remembered as they were.
 //!
 //! So a refund undoes only what its own strikes did. While the window lasts, strikes beyond the limit also count.
 //! Strikes beyond the limit come from operators, or from denied requests if the quota counts these. After the
-//! window, a strike beyond the limit keeps the key closed, whether it came from an operator or a denied request.
-//! A block that has ended stays remembered.
+//! window, a strike beyond the limit keeps the key closed, whether the strike came from an operator or a denied
+//! request. A block that has ended stays remembered.
 
 use crate::base::time::PERIOD_US_MAX;
 use crate::decision::ChargeDecision;
@@ -199,7 +199,7 @@ impl Block {
         BlockView { phase: CountedStrikes { end, count }.phase(now), level, forget, moved }
     }
 
-    /// Returns the view after `strikes` were counted: the key is closed if they reach the limit.
+    /// Returns the view after `strikes` were counted: the key is closed if the strikes reach the limit.
     fn struck(&self, view: BlockView, now: u64, strikes: CountedStrikes) -> BlockView {
         if strikes.count < self.limit {
             return BlockView { phase: BlockPhase::Counting(strikes), ..view };

@@ -302,7 +302,7 @@ impl EntryLog {
     }
 
     /// If only a part of the oldest entry counts, changes the entry so that all of its units count. An entry holds
-    /// at most [`most`](Self::most) units, and the rest is added to the next sub-window.
+    /// at most [`most`](Self::most) units, and the remaining units are added to the next sub-window.
     fn weigh_oldest(&self, entries: &mut Vec<(u64, u64)>, now: u64) {
         let Some((start, units)) = entries.first().copied() else { return };
         let edge = start + self.period_us;

@@ -139,8 +139,8 @@ impl FixedWindow {
     }
 }
 
-/// Returns the calendar's window in which a charge at `now` is counted, with what the state has counted
-/// in it.
+/// Returns the calendar's window in which a charge at `now` is counted, with the units that the state has counted in
+/// that window.
 #[inline(never)]
 fn calendar_window(calendar: &CalendarWindows, state: Option<Pair>, now: u64) -> Window {
     let open = calendar.at(now);
@@ -209,8 +209,8 @@ impl PairAlgorithm for FixedWindow {
         Carried::new(Used::units(count), [dated])
     }
 
-    /// Counts all units in one window: the first window that lasts as long as any of the units would have
-    /// counted.
+    /// Counts all units in one window: the first that ends at or after [`Carried::until`]. With a calendar,
+    /// [`calendar_to_hold`](Self::calendar_to_hold) chooses the window.
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
         let count = carried.used.units_ceil().min(self.limit + self.debt);
         if let Some(calendar) = self.calendar {

@@ -11,11 +11,11 @@
 //!   backlog/interval`.
 //! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects a request that would raise
 //!   the level above `burst`.
-//! * A **leaky bucket as a queue** gives each admitted request a departure time. The request departs as soon as
-//!   at most `delay_after` units of the backlog before it are left. For each unit that the request costs beyond the
-//!   first, one unit fewer may be left, down to none. Each request delays the next one's departure by the spacing of
-//!   its own cost. The requests that depart in any interval have at most `length/interval +
-//!   delay_after + 1` units in all, or the cost of one request if that is more.
+//! * A **leaky bucket as a queue** gives each admitted request a departure time. The request departs as soon as at
+//!   most `delay_after` units of the backlog before the request are left. For each unit that the request costs beyond
+//!   the first, one unit fewer may be left, down to none. Each request delays the next one's departure by the spacing
+//!   of its own cost. The requests that depart in any interval have at most `length/interval + delay_after + 1` units
+//!   in all, or the cost of one request if that cost is larger.
 //!
 //! Each of the four algorithms guarantees at most `burst + length/interval` units in any interval of the length
 //! `length`, and exactly `burst` units at once for a key at rest. A denied request's wait ends at the first

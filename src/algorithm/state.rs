@@ -98,8 +98,8 @@ pub(crate) trait PairAlgorithm {
     /// Returns whether a decision at `now` would begin a new count although an old count, in this state or in
     /// an expired one, would still count at an earlier instant. If a decision would begin a new count, the
     /// clock has to be read after the state. If the clock were read first and then stepped back, units that
-    /// still count would be forgotten. A bucket forgets nothing, because the instant at which it is empty only
-    /// moves ahead.
+    /// still count would be forgotten. A bucket forgets nothing, because the instant at which the bucket is empty
+    /// only moves ahead.
     #[inline(always)]
     fn counts_anew(&self, _state: Option<Pair>, _now: u64) -> bool {
         false

@@ -81,10 +81,10 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Refunds what each receipt still holds.
     ///
-    /// A refund to a [leaky queue](crate::Quota::leaky_queue) has no effect while another request is queued
-    /// behind it, because that request has already been promised its departure time. The limiters of this
-    /// crate keep such a refund, and apply it after the requests behind it are refunded too. Each limiter
-    /// keeps at most 4,096 such refunds.
+    /// A refund to a [leaky queue](crate::Quota::leaky_queue) has no effect while another request is queued behind
+    /// the refunded request, because that other request has already been promised its departure time. The limiters of
+    /// this crate keep such a refund, and apply the refund after all requests behind it are refunded too. Each
+    /// limiter keeps at most 4,096 such refunds.
     ///
     /// A refund never removes more usage than its receipt holds, even if the key has since been charged under a larger
     /// quota of the policy. If the key has more units in use than the refund's quota can store, the refund has no
@@ -182,8 +182,8 @@ pub trait Limiter: Send + Sync + 'static {
     }
 }
 
-/// Optional methods of a limiter, for warnings, observers, status pages and lines. Each method has a default
-/// for limiters that do not support it.
+/// Optional methods of a limiter, for warnings, observers, status pages and lines. Each method has a default for
+/// limiters that do not support the method.
 pub trait LimiterHooks: Send + Sync {
     /// Returns how strictly a set of charges is all or nothing.
     fn atomicity(&self) -> Atomicity {

@@ -197,7 +197,7 @@ impl OwnedCharge {
     }
 }
 
-/// Notes in each receipt which limiter it came from.
+/// Notes in each receipt which of the two limiters made it.
 fn noted(mut decision: Decision, second: bool) -> Decision {
     decision.charges_mut().iter_mut().for_each(|charge| note(charge, second));
     decision
@@ -246,8 +246,8 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         self.ask(charges, LimiterCall::Settle)
     }
 
-    /// Sends each receipt to the limiter that it came from. A refund that fails in the first limiter is
-    /// reported to the observers as [`Failed`](LimiterEvent::Failed).
+    /// Sends each receipt to the limiter that made it. A refund that fails in the first limiter is reported to the
+    /// observers as [`Failed`](LimiterEvent::Failed).
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), S::Error, BoxAnswer<(), S::Error>> {
         let (mut to_first, mut to_second) = (Vec::new(), Vec::new());
         for refund in refunds {

@@ -207,7 +207,7 @@ impl PlaceLines {
     }
 
     /// Returns whether no request waits in any line. This method is faster than
-    /// [`holds_back`](Self::holds_back), but a limiter must call it while it has the key's state locked.
+    /// [`holds_back`](Self::holds_back), but a limiter must hold the lock of the key's state during the call.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {

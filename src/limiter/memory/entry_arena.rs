@@ -33,8 +33,8 @@ const ENDS: usize = 3;
 const FIRST_ENTRY: usize = 4;
 const _: () = assert!(FIRST_ENTRY + 2 * ENTRIES == WORDS_PER_BLOCK);
 
-/// The words of a head after those that describe the whole chain: the number of its first block of entries, its
-/// pair, and the numbers of its quota.
+/// The words of a head after those that describe the whole chain: the number of the first block of entries, the
+/// state's pair, and the numbers of the quota.
 const ENTRIES_BEGIN: usize = 4;
 const PAIR: usize = 5;
 const QUOTA: usize = 7;
@@ -348,7 +348,7 @@ impl EntryArena {
         }
     }
 
-    /// Makes room in a full last block: by moving its entries to its free beginning, or else by folding them.
+    /// Makes room in a full last block: moves the entries to the block's free beginning, or else folds the entries.
     fn fold_last(&self, chain: &mut Chain) {
         let from = if chain.first == chain.last { chain.skip } else { 0 };
         let entries = (from..ENTRIES).map(|index| (chain.last, index));

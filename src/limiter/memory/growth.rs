@@ -1,8 +1,8 @@
 //! Growth of the table: the table uses one part of its memory, then two parts, then four.
 //!
 //! When a new key finds no room, the table doubles: each line is *split*. A key of the line keeps its slot, or moves
-//! to the same slot of a new line. One bit of the key's hash decides whether it moves. No call splits more than a
-//! few lines, and nothing runs in the background. Growth has three steps:
+//! to the same slot of a new line. One bit of the key's hash decides whether the key moves. No call splits more than
+//! a few lines, and nothing runs in the background. Growth has three steps:
 //!
 //! 1. The table begins to use the new lines ([`Announced`](Growth::Announced)). A thread that is about to place a
 //!    key with the old mask holds a stripe. So the growing thread waits for such threads: it locks and unlocks each
@@ -65,7 +65,7 @@ impl States {
         self.split_lines(next, if first || second { LINES_PER_CALL } else { LINES_FOR_ROOM });
     }
 
-    /// Splits about as many lines as a set has charges, while the table is growing. The caller must hold no lock.
+    /// Splits about one line for each charge of a set, while the table is growing. The caller must hold no lock.
     #[cold]
     pub(super) fn grow_for_set(&self, charges: usize) {
         for _ in 0..charges / LINES_FOR_ROOM {

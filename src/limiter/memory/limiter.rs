@@ -56,9 +56,9 @@ use super::states::States;
 /// fewer than ten of them.
 ///
 /// [Meters](crate::quota::Quota::meter) and the units of requests in flight are never evicted, so many such states
-/// make the table grow sooner. States that are never evicted take at most about half of the slots, and a charge
-/// that finds no room for a new one is denied. While there are at most `n` such states, fewer than one new state in
-/// 1,000 finds no room. If states of 16,382 [quotas](crate::limiter::memory#changed-quotas) are live, meters of
+/// make the table grow sooner. States that are never evicted take at most about half of the slots, and a charge that
+/// finds no room for another such state is denied. While there are at most `n` such states, fewer than one new state
+/// in 1,000 finds no room. If states of 16,382 [quotas](crate::limiter::memory#changed-quotas) are live, meters of
 /// further quotas are evicted like other keys.
 ///
 /// The limiter does not store keys. The limiter stores 50-bit fingerprints, made with a random secret of the system,

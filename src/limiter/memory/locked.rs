@@ -44,8 +44,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         }
     }
 
-    /// Locks the stripes of the keys that have no slot. Returns whether each key then has its slot or its stripe is
-    /// locked.
+    /// Locks the stripes of the keys that have no slot. Returns whether, for each key, either the slot is found or
+    /// the stripe is locked.
     #[cold]
     fn find_under_stripes(&mut self) -> bool {
         let missing = self.holds.as_mut().iter().filter(|hold| hold.slot.is_none() && !hold.is_twice);

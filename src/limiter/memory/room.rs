@@ -2,7 +2,7 @@
 //! worth keeping.
 //!
 //! The caller holds slots and stripes, so no function here waits. A slot is skipped if another thread holds a lock
-//! that is needed for it.
+//! that is needed for the slot.
 
 use smallvec::SmallVec;
 
@@ -214,9 +214,9 @@ impl States {
     /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty. In a table that
     /// cannot grow, another key of the other line is moved first if that line is full.
     ///
-    /// Each look into another line waits for memory. After [`CROWDED`] new keys in a row that found no room, only
-    /// about one in eight of the next keys looks into another line, until a key finds room. That rule cuts the time
-    /// of a flood of fresh keys to a tenth.
+    /// Each look into another line waits for memory. After [`CROWDED`] new keys in a row found no room, only about
+    /// one in eight further keys looks into another line, until a key finds room. That rule cuts the time of a flood
+    /// of fresh keys to a tenth.
     fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<SlotRef<'a>> {
         if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
             let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));
@@ -251,8 +251,8 @@ impl States {
     }
 
     /// Moves the pinned key of a slot to its other line, if fewer than [`PINNED_MAX`] are pinned there, and returns
-    /// the slot, locked and empty. If the other line has that many pinned keys, one of them is moved first, in at
-    /// most `moves` moves in all.
+    /// the slot, locked and empty. If the other line has [`PINNED_MAX`] pinned keys, one of these is moved first, in
+    /// at most `moves` moves in all.
     pub(super) fn vacate_pinned<'a>(&self, seen: Seen<'a>, now: Now, moves: u32) -> Option<SlotRef<'a>> {
         if moves == 0 || !self.is_pinned(seen) || self.is_free(seen, now) {
             return None;
@@ -334,9 +334,9 @@ impl States {
         }
     }
 
-    /// If the arena is full, frees at least one block of other keys, if one of [`DRAWS_MAX`] random blocks allows
-    /// it. Expired entries are forgotten. Entries that count are [folded](super::entry_arena::EntryArena::fold),
-    /// two blocks into one.
+    /// If the arena is full, draws up to [`DRAWS_MAX`] random blocks, and frees at least one block of other keys if a
+    /// drawn block allows it. Expired entries are forgotten. Entries that count are
+    /// [folded](super::entry_arena::EntryArena::fold), two blocks into one.
     pub(super) fn free_a_block(&self) {
         let arena = self.arena();
         if arena.has_free() {

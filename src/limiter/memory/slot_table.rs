@@ -43,8 +43,8 @@
 //! # Locking
 //!
 //! * A thread locks a slot by exchanging the slot's word for [`LOCKED`]. The thread then reads the tag, because
-//!   another key may have moved in since the slot was found. Only the holder of a slot writes its tag, its word and
-//!   its blocks in the arena.
+//!   another key may have moved in since the slot was found. Only the thread that holds a slot writes the slot's tag,
+//!   word and blocks in the arena.
 //! * A key gets a slot only under its stripe (a mutex of `States`), so that no key ever has two slots. A thread that
 //!   finds no slot for a key looks again under the stripe.
 //!
@@ -525,8 +525,8 @@ impl SlotTable {
         tag != 0 && !self.lines(Fingerprint::of_tag(tag), self.mask()).contains(&parent)
     }
 
-    /// Returns whether the tag belongs to a key that got a slot of this line because its first line was full, before
-    /// the table doubled.
+    /// Returns whether the tag belongs to a key that got a slot of this line before the table doubled, because the
+    /// key's first line was full.
     pub(super) fn is_second(&self, parent: usize, tag: u64) -> bool {
         tag != 0 && self.first_line(Fingerprint::of_tag(tag), self.mask() >> 1) != parent
     }

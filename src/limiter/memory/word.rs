@@ -110,8 +110,8 @@ impl WordLayout {
 
 /// The held units of a key, which is a state that does not expire.
 ///
-/// A key's units are held in runs. A run begins with the first held unit, and ends with the return of the last one,
-/// or with a reset of the key. A receipt names its run, so that a refund of units that were taken before a
+/// A key's units are held in runs. A run begins with the first held unit, and ends with the return of the last held
+/// unit, or with a reset of the key. A receipt names its run, so that a refund of units that were taken before a
 /// reset returns no units that were taken after the reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeldUnits {
@@ -179,13 +179,13 @@ pub(super) fn is_expired(word: u64, shift: u32, now: Now) -> bool {
 }
 
 /// Returns the word of a state in the arena that expires at an instant. An instant that is too late for a word
-/// is never reached, because the limiter's time stands still before it.
+/// is never reached, because the limiter's time stands still before that instant.
 pub(super) fn block_word(first: u32, expires_us: u64, now: Now) -> u64 {
     let relative = expires_us.saturating_sub(now.base()).div_ceil(1 << BLOCK_SHIFT);
     relative.min(u64::from(u32::MAX - 1)) << u32::BITS | u64::from(first)
 }
 
-/// Returns the first block of a word that [`block_word`] made; 0 if it is [`NO_STATE`].
+/// Returns the first block of a word that [`block_word`] made; 0 if the word is [`NO_STATE`].
 pub(super) fn block_of(word: u64) -> u32 {
     word as u32 // the lower half
 }

@@ -177,7 +177,7 @@ impl RedisLimiterBuilder {
     /// The total is never exceeded. The price is precision:
     ///
     /// * With `n` processes, the units admitted in any interval are at most the quota's bound plus
-    ///   `n · units`, because units that were leased before the interval may be used in it.
+    ///   `n · units`, because units that were leased before the interval may be used within the interval.
     /// * Up to `units` units of a key are denied to other processes, for up to 0.1 s. After that time, unused
     ///   units are refunded.
     /// * `remaining` is the number that this process last saw.

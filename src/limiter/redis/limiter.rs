@@ -43,10 +43,9 @@ pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + S
 /// Callers' keys may be secrets, so they are stored as hashes: see `key_secret` and `readable_keys`
 /// of the [builder](Self::builder).
 ///
-/// The limiter works in the tokio runtime in which it was connected, and may be used from any other. After
-/// that first runtime has ended, checks fail as [`Unavailable`](StoreErrorKind::Unavailable). If the first
-/// runtime is not driven, like a current-thread runtime outside of `block_on`, checks fail after the
-/// deadline.
+/// The limiter works in the tokio runtime in which it was connected, and may be used from any other runtime. After
+/// that first runtime has ended, checks fail as [`Unavailable`](StoreErrorKind::Unavailable). If the first runtime is
+/// not driven, like a current-thread runtime outside of `block_on`, checks fail after the deadline.
 #[derive(Clone)]
 pub struct RedisLimiter(pub(super) Arc<Checks<RedisBackend>>);
 

@@ -31,8 +31,8 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(1);
 /// returned at any instant.
 const LONGEST_UNKNOWN: Duration = Duration::from_millis(10);
 
-/// The time after a refund in which no denial is remembered: a call that was sent before the refund may
-/// return after it.
+/// The time after a refund in which no denial is remembered: a call that was sent before the refund may return after
+/// the refund.
 const SETTLING: Duration = Duration::from_millis(200);
 
 /// The denials by (policy, key). Only the latest of the denials that share a slot is remembered. A key has one slot

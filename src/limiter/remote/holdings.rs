@@ -328,8 +328,8 @@ impl Holdings {
         self.doubtful_until.fetch_max(until.as_micros(), Ordering::Relaxed);
     }
 
-    /// Compares the number of resets of the row that refused a call with the known number. If the row's
-    /// number is larger, adopts it and begins a new run, which holds no units.
+    /// Compares the number of resets of the row that refused a call with the known number. If the row's number is
+    /// larger, adopts the row's number and begins a new run, which holds no units.
     fn learn(&self, holding: &mut Holding, row: CurrentRow) {
         if row.resets > holding.resets {
             holding.resets = row.resets;

@@ -131,9 +131,9 @@ macro_rules! shared_options {
             /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. A check that takes longer fails at
             /// most 20 ms later. The charge of such a check may or may not have been taken. A refund or a settlement
             /// first waits for the calls that are under way, and then for the store's answer, even if the answer is
-            /// late. So a refund or a settlement can take twice this time, or longer if very many of them wait or the
-            /// store is silent. A check of concurrency limits whose keys were reset is sent again, once for each of
-            /// these keys.
+            /// late. So a refund or a settlement can take twice this time, or longer if very many corrections wait or
+            /// the store is silent. A check of concurrency limits whose keys were reset is sent again, once for each
+            /// of these keys.
             pub fn deadline(mut self, deadline: std::time::Duration) -> Self {
                 self.shared.deadline = deadline;
                 self

@@ -1,5 +1,5 @@
-//! The units of a concurrency limit that each process holds, and the processes whose requests wait in line for them.
-//! In Redis, `places.lua` does what this file does.
+//! The units of a concurrency limit that each process holds, and the processes whose requests wait in line for such
+//! units. In Redis, `places.lua` does what this file does.
 //!
 //! The calls carry [claims](super::holdings).
 
@@ -71,8 +71,8 @@ struct Met {
 }
 
 impl KeyRows {
-    /// Returns the row of the claim's process if the row refuses the call, because it is of a later
-    /// epoch or was reset.
+    /// Returns the row of the claim's process if the row refuses the call, because the row is of a later epoch or was
+    /// reset.
     pub(crate) fn refuses(&self, claim: &Claim, now: u64) -> Option<CurrentRow> {
         let own = self.held.iter().find(|held| held.holder == claim.holder && held.lapses > now)?;
         let known = CurrentRow { resets: claim.resets, epoch: claim.epoch };

@@ -80,9 +80,9 @@ pub use limiter::{StoreFuture, StoreLimiter};
 ///   repeat a swap that may have been made.
 /// * **Cancel safety.** A dropped future may have made its swap or not, but never a part of it.
 /// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap in the same way
-///   as `swap` would for that swap alone. By default, `swap_each` calls `swap` for each swap. Implement it if
-///   one call costs the store less than many calls, for example because each transaction waits for a disk. In
-///   that case, [`max_swaps`](Self::max_swaps) has to return the number of swaps that a call may have.
+///   as `swap` would for that swap alone. By default, `swap_each` calls `swap` for each swap. Implement `swap_each`
+///   if one call costs the store less than many calls, for example because each transaction waits for a disk. In that
+///   case, [`max_swaps`](Self::max_swaps) has to return the number of swaps that a call may have.
 /// * **No waiting for each other.** The limiter may begin a future and then not poll it for a while.
 ///   Meanwhile no other call may wait for that future. So a store holds no lock across an `await`, and has a
 ///   connection for each call, or one connection that all calls share.
@@ -188,8 +188,8 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-/// The version of a value: 128 random bits, new with each write. The limiter makes the version. The
-/// store keeps the version with the value, and compares it.
+/// The version of a value: 128 random bits, new with each write. The limiter makes the version. The store keeps the
+/// version with the value, and compares it with the expected version.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Version([u8; 16]);
 

@@ -403,7 +403,7 @@ impl Link {
     }
 
     /// Returns the shortest of some round trips to the server, or `None` if there is no connection. The round trip
-    /// is measured once. If it takes more than half of a check's deadline, observers get an event.
+    /// is measured once. If the round trip takes more than half of a check's deadline, observers get an event.
     pub(super) async fn round_trip(&self) -> Option<Duration> {
         self.round_trip.get_or_try_init(|| self.measure_round_trip()).await.ok().copied()
     }

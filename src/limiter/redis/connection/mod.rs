@@ -219,7 +219,7 @@ impl RedisConnections {
         &self.0.events
     }
 
-    /// Restarts the slot's connection, because it delivered a reply that no script gives.
+    /// Restarts the slot's connection, because the connection delivered a reply that no script gives.
     pub(super) fn restart_garbled(&self, slot: u16) {
         if let Ok(link) = self.link(slot) {
             link.restart_garbled_connection();

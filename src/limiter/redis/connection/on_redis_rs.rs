@@ -33,8 +33,8 @@ use crate::event::StoreErrorKind;
 use crate::limiter::BoxFuture;
 use crate::limiter::redis::error::RedisError;
 
-/// The number of calls that the crate buffers before it has written them. The limiter itself also bounds the
-/// calls in flight.
+/// The maximum number of calls that the crate buffers before the calls are written. The limiter itself also bounds
+/// the calls in flight.
 const BUFFER: usize = 1_024;
 
 /// A URL as this client reads it.

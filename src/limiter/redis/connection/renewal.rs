@@ -8,7 +8,8 @@ use tokio::time::{Instant, sleep_until};
 use super::settings::ConnectionSettings;
 use crate::limiter::redis::credentials::{CredentialSource, RedisCredentials};
 
-/// The time after which the application is asked again for credentials, if it had none or the server refused them.
+/// The time after which the application is asked again for credentials, if the application had none or the server
+/// refused them.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
 
 /// Asks for a server's credentials.

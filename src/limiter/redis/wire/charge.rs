@@ -63,8 +63,8 @@ impl WireCharge {
         self.partners.as_ref().map_or(self.effect == Effect::Enforce, |partners| partners.binds)
     }
 
-    /// Returns whether the charge is written although the request is denied. The charge's own quota must not
-    /// deny it.
+    /// Returns whether the charge is written although the request is denied. The charge's own quota must not deny the
+    /// charge.
     pub(super) fn outlives_refusal(&self) -> bool {
         self.partners.as_ref().is_some_and(|partners| partners.outlives)
     }

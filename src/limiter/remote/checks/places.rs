@@ -166,8 +166,8 @@ impl<B: Backend> Checks<B> {
         });
     }
 
-    /// Starts the tasks that refund what is left of leases, renew what this process holds, and report abandoned lines,
-    /// until the limiter is dropped.
+    /// Starts the tasks that refund the remaining units of leases, renew the rows of this process, and report
+    /// abandoned lines, until the limiter is dropped.
     pub(super) fn start_upkeep(self: &Arc<Self>, left: mpsc::Receiver<LeftLine>) {
         if self.has_leases() {
             self.backend.runtime().spawn(Self::refund_leases(Arc::downgrade(self)));

@@ -165,8 +165,8 @@ impl<B: Backend> Checks<B> {
     }
 }
 
-/// Forgets what this process knows of a key that is being reset, when the answer to the reset has arrived or
-/// the caller has gone.
+/// Forgets what this process knows of a key that is being reset. This happens when the answer to the reset has
+/// arrived, or when the caller has gone.
 struct EndReset<B: Backend> {
     checks: Arc<Checks<B>>,
     policy: Policy,

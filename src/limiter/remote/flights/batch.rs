@@ -148,7 +148,7 @@ impl<F: RemoteStore> Batch<F> {
     }
 
     /// Adds a request, unless its caller has gone, or its answer is known by now or would come too late. The last
-    /// request of an idle lane is sent even if it is late, because it measures how long a call takes now.
+    /// request of an idle lane is sent even if it is late, because the request's call shows how long calls take now.
     pub(super) fn add(&mut self, mut waiting: QueuedRequest<F>, is_last: bool) {
         if waiting.receiver.is_gone() {
             return self.gone.push(waiting);

@@ -1,5 +1,5 @@
-//! The quickest call of the last seconds. Its duration distinguishes a distant store from a busy store: no
-//! call to a distant store is quick, but some calls to a busy store are.
+//! The quickest call of the last seconds. The duration of this call distinguishes a distant store from a busy store:
+//! no call to a distant store is quick, but some calls to a busy store are.
 
 use std::time::Duration;
 

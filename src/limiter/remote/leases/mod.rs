@@ -24,8 +24,8 @@ use crate::quota::Algorithm;
 
 use super::tag::{Tag, Tags};
 
-/// The maximum number of keys that are watched at a time. If several keys share a slot, the first busy key stays
-/// in it, and the other keys are not leased.
+/// The maximum number of keys that are watched at a time. If several keys share a slot, the first busy key keeps the
+/// slot, and the other keys are not leased.
 const SLOTS: usize = if cfg!(ratelimit_shuttle) { 2 } else { 1_024 };
 
 /// The time over which a rate is measured.

@@ -88,8 +88,8 @@ impl PostgresStoreBuilder {
     }
 
     /// Sets how many connections the store uses at a time: 1 to 64, and 10 by default. The store opens a connection
-    /// when all open ones are busy, and keeps it open. If all connections are busy, checks wait, and up to 64 swaps
-    /// share the next statement. So a few connections carry many checks.
+    /// when all open connections are busy, and keeps the new connection open. If all connections are busy, checks
+    /// wait, and up to 64 swaps share the next statement. So a few connections carry many checks.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.max_connections = connections;
         self

@@ -21,8 +21,8 @@ use crate::event::StoreErrorKind;
 use crate::limiter::remote::Deadline;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then};
 
-/// A sweep begins after this many values were inserted. A sweep looks at twice as many rows as were inserted, so
-/// there are fewer expired rows than live rows.
+/// A sweep begins after this many values were inserted. A sweep looks at two rows for each inserted row, so there are
+/// fewer expired rows than live rows.
 const INSERTS: u64 = SWEPT as u64 / 2;
 
 /// The longest time that a sweep takes.
