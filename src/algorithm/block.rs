@@ -18,9 +18,9 @@
 //!
 //! # 2 Parameters
 //!
-//! Strikes (at most [`STRIKES_MAX`]), their period, the length, the factor, the longest length, and for how long a
-//! block is remembered after its end (0 if blocks do not grow). The block with which an operator closes a key by hand
-//! has one more parameter: for how long the key is closed.
+//! The parameters are the limit of strikes (at most [`STRIKES_MAX`]), their period, a block's length, the factor, the
+//! longest length, and the time for which a block is remembered after its end (0 if blocks do not grow). The block
+//! with which an operator closes a key by hand has one more parameter: for how long the key is closed.
 //!
 //! # 3 State
 //!
@@ -68,8 +68,8 @@ pub(crate) const STRIKES_MAX: u64 = (1 << STRIKE_BITS) - 1;
 
 pub(crate) const SPAN_BITS: u32 = 45;
 const STRIKE_BITS: u32 = 12;
-/// The most blocks that a state counts as remembered. All further blocks are as long as the last block that is
-/// counted.
+/// The maximum number of blocks that a state counts as remembered. All further blocks are as long as the last block
+/// that is counted.
 const LEVEL_MAX: u64 = 63;
 const _: () = assert!(PERIOD_US_MAX < 1 << SPAN_BITS && SPAN_BITS + STRIKE_BITS + 1 + 6 == u64::BITS);
 const _: () = assert!(SPAN_BITS + 1 + 6 <= 53, "an `f64` represents a receipt's number exactly");
@@ -79,7 +79,7 @@ const _: () = assert!(1 << (LEVEL_MAX - 1) > PERIOD_US_MAX, "the blocks of the l
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockParts {
     pub(crate) span_us: u64,
-    /// Strikes, the flag, and how many blocks are remembered: below 2^19.
+    /// The strikes, the flag and the number of remembered blocks, in a number below 2^19.
     pub(crate) counts: u64,
 }
 
@@ -210,8 +210,7 @@ impl Block {
         BlockView { phase: BlockPhase::Closed { until: now + length_us, length_us, by: Some(strikes) }, level, ..view }
     }
 
-    /// Returns the view. If an operator made its block by hand, the block gets the length that the
-    /// operator chose.
+    /// Returns the view. If an operator closes the key by hand, the block gets the length that the operator chose.
     fn closed_by_hand(&self, view: BlockView, now: u64) -> BlockView {
         match (view.phase, self.lasting.by_hand_us) {
             (BlockPhase::Closed { .. }, length_us) if length_us > 0 => {
@@ -380,8 +379,8 @@ impl PairAlgorithm for Block {
         Transition { decision, next: self.store(after, now) }
     }
 
-    /// A charge on refusal is a strike if a charge to which it belongs was refused. Otherwise it only looks. If the
-    /// key is closed, a charge on refusal counts only if the quota counts denied requests, and otherwise looks.
+    /// A charge on refusal is a strike if one of its partners was refused. Otherwise it only looks. If the key is
+    /// closed, a charge on refusal counts only if the quota counts denied requests, and otherwise looks.
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let TakeMode::OnRefusal { refused } = how else {
             let (cost, force) = how.plainly(cost);

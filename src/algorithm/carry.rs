@@ -27,8 +27,8 @@ pub(crate) enum Fit {
     /// Even a denied charge writes the converted state, because the state's units are freed later than this quota
     /// allows, or because the state closes the key.
     Ahead,
-    /// Neither a charge nor a refund writes the converted state, because more units are in use than this
-    /// quota could store, and none may be forgotten.
+    /// Neither a charge nor a refund writes the converted state, because more units are in use than this quota could
+    /// store, and no unit may be forgotten.
     Over,
 }
 

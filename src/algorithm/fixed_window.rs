@@ -22,7 +22,7 @@
 //! contains an instant, and which window is next. If the clock steps back into the previous window, the
 //! count stays in the later window. If the clock steps back further, the count moves to the first
 //! window that ends at least a whole window after now. However far the clock steps back, a key loses at
-//! most one window, and cannot use the limit of the same time twice.
+//! most one window, and cannot use the limit twice for the same time.
 
 use crate::base::calendar::{CalendarWindow, CalendarWindows};
 use crate::base::time::PERIOD_US_MAX;
@@ -50,8 +50,8 @@ pub(crate) struct FixedWindow {
     period_us: u64,
     /// The period as a divisor, to find the window of an instant.
     grid: Divisor,
-    /// The length of two windows. The end of a state's window is valid if it is ahead by at most two windows. For
-    /// a calendar, this is the length of the shortest two windows, so that most decisions do not ask the calendar
+    /// The length of two windows. The end of a state's window is valid if it is ahead by at most two windows. For a
+    /// calendar, this bound is the length of the shortest two windows, so that most decisions do not ask the calendar
     /// (`benches/instructions`).
     near_us: u64,
     calendar: Option<&'static CalendarWindows>,

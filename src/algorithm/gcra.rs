@@ -12,10 +12,10 @@
 //! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects a request that would raise
 //!   the level above `burst`.
 //! * A **leaky bucket as a queue** gives each admitted request a departure time. The request departs as soon as at
-//!   most `delay_after` units of the backlog before the request are left. For each unit that the request costs beyond
-//!   the first, one unit fewer may be left, down to none. Each request delays the next one's departure by the spacing
-//!   of its own cost. The requests that depart in any interval have at most `length/interval + delay_after + 1` units
-//!   in all, or the cost of one request if that cost is larger.
+//!   most `delay_after` units of the backlog before the request are left. Each unit of the request's cost beyond the
+//!   first lowers the allowed remainder by one unit, down to none. Each request delays the departure of the next
+//!   request by its own cost times the interval. The requests that depart in any interval have at most
+//!   `length/interval + delay_after + 1` units in all, or the cost of one request if that cost is larger.
 //!
 //! Each of the four algorithms guarantees at most `burst + length/interval` units in any interval of the length
 //! `length`, and exactly `burst` units at once for a key at rest. A denied request's wait ends at the first
@@ -365,8 +365,8 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
     }
 
     /// Refunds the part of the charge's units that has not drained. A queue refunds only its newest charge,
-    /// because the requests behind an earlier charge have been promised their departures. A request in the freed
-    /// slot would depart together with the last of these requests.
+    /// because the requests behind an earlier charge have been promised their departures. After the refund of an
+    /// earlier charge, the next request would depart together with the last queued request.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (backlog, is_clamped) = self.backlog(Some(state), now);
         if self.queue.is_some() && (is_clamped || state != own) {

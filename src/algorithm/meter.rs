@@ -78,7 +78,7 @@ impl PairAlgorithm for Meter {
         Transition { decision, next: Next::Set(after) }
     }
 
-    /// A charge on refusal is denied, like any other charge, if the count with its cost would exceed the limit.
+    /// A charge on refusal is denied, like any other charge, if the count plus the cost would exceed the limit.
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let (cost, _) = how.plainly(cost);
         self.decide(state, now, cost, how == TakeMode::Force)

@@ -69,8 +69,8 @@ impl Places {
         PlacesVerdict::Admitted { remaining: left.saturating_sub(taken), taken }
     }
 
-    /// Returns the decision about a charge that the limit allows, if there is no room to store the holder of its
-    /// units. Without this room, only a forced charge is admitted, and a forced charge then takes no units.
+    /// Returns the decision about a charge that the limit allows, but for which there is no room to store the holder
+    /// of the units. Without this room, only a forced charge is admitted, and a forced charge then takes no units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn decide_without_room(self, held: u64, how: TakeMode) -> ChargeDecision {
         let left = self.limit.saturating_sub(held);

@@ -12,10 +12,11 @@
 //! `Counted` guarantees at most `limit` units in any trailing period. `Weighted` and `Dropped` guarantee at most
 //! `limit` units in any trailing `period·(1 − 1/buckets)`, and at most `2·limit` units in any period.
 //!
-//! In the long run, `Dropped` admits exactly `limit` units per period. `Weighted` admits fewer units than `limit`, by
-//! at most the weight of the oldest sub-window in its last microsecond. This weight is one unit, unless the limit is
-//! higher than the number of microseconds in a sub-window. `Counted` admits only `limit` units per `period·(1 +
-//! 1/buckets)`, which its guarantee requires. Use many buckets with `Counted`.
+//! In the long run, `Dropped` admits exactly `limit` units per period. `Weighted` admits fewer units per period than
+//! `limit`. The difference is at most the weight of the oldest sub-window in the last microsecond of that sub-window.
+//! This weight is one unit, unless the limit is higher than the number of microseconds in a sub-window. `Counted`
+//! admits only `limit` units per `period·(1 + 1/buckets)`, which its guarantee requires. Use many buckets with
+//! `Counted`.
 //!
 //! # 2 Parameters
 //!

@@ -6,7 +6,7 @@ use crate::decision::ChargeDecision;
 use super::divisor::Divisor;
 use super::used::Carried;
 
-/// A state of two numbers: an instant in microseconds, and a number whose meaning is the algorithm's.
+/// A state of two numbers: an instant in microseconds, and a number whose meaning depends on the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
     pub(crate) at: u64,

@@ -75,7 +75,7 @@ impl<L: Limiter> Blocks<L> {
     }
 
     /// Closes a key for the time `lasting`. Returns how long the key is closed. The returned time is longer than
-    /// `lasting` if the key was already closed for longer.
+    /// `lasting` if the key was already closed for a longer time.
     ///
     /// `lasting` is rounded up: to whole seconds up to 1,000 seconds, to minutes up to 1,000 minutes,
     /// to hours up to 1,000 hours, and then to days. A longer time than 366 days becomes 366 days.

@@ -11,8 +11,7 @@ use crate::policy::Policy;
 pub(crate) struct Arrival([u16; 3]);
 
 impl Arrival {
-    /// The number of a request that waits in no line. This number is later than that of any request in a
-    /// line.
+    /// The number of a request that waits in no line. This number is later than the number of any request in a line.
     const NEWCOMER: Self = Self([u16::MAX; 3]);
 
     fn of(number: u64) -> Self {

@@ -114,8 +114,8 @@ pub trait Limiter: Send + Sync + 'static {
     ///
     /// A limiter of this crate with a store sends the store a check of a key that only probes use, at most once
     /// a second. So a probe succeeds again after the store recovers, even without requests, and fails if the
-    /// store cannot write. An [overload](Self::is_overload) of this process is not an error. A
-    /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if both of its limiters do.
+    /// store cannot write. An [overload](Self::is_overload) of this process is not an error. The probe of a
+    /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if the probes of both limiters fail.
     ///
     /// The guide says [how to use the answer](crate::guide::redis_and_failures#readiness). Do not use the
     /// error in the statistics for a probe. That error stays in the statistics until a check succeeds. A

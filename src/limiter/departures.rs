@@ -11,9 +11,9 @@
 //! application's code. A request that joins before a free slot is refunded gets that slot.
 //!
 //! A woken waiter releases every waiter whose slot is due, so a task that does not run delays no other request. Each
-//! waiter sets its timer for the slot that it has when it joins. The foremost waiters are woken when their slot
-//! becomes earlier than their timer, and set their timers anew. So no request departs later than the limiter said. A
-//! request that moved up departs in its new slot if the task of at least one of the foremost waiters runs.
+//! waiter sets its timer for the slot that it has when it joins. The foremost waiters are woken when their slots
+//! become earlier than their timers, and then set their timers anew. So no request departs later than the limiter
+//! said. A request that moved up departs in its new slot if the task of at least one of the foremost waiters runs.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::task::{Context, Poll, Waker, ready};
@@ -34,8 +34,8 @@ pub(crate) struct DepartureKey {
     /// rules may change while requests wait.
     pub(crate) policy: u64,
     pub(crate) key: Key,
-    /// A slot fits only requests of its own cost: a more costly request would depart too close to the next
-    /// one.
+    /// A slot fits only requests with the cost that the slot was made for: a more costly request would depart too
+    /// close to the next request.
     pub(crate) cost: u64,
 }
 
@@ -107,8 +107,8 @@ impl DepartureLines {
         self.refund_free(key, refund);
     }
 
-    /// Returns the receipt of the request's slot if the request may depart. Otherwise returns, as an error, the
-    /// instant until which the request sleeps unless it is woken earlier.
+    /// Returns the receipt of the request's slot if the request may depart. Otherwise returns `Err` with the instant
+    /// until which the request sleeps, unless the request is woken earlier.
     fn poll(&self, turn: &DepartureTurn, now_us: u64, waker: &Waker) -> Result<Option<Receipt>, u64> {
         let waker = waker.clone();
         let polled = self.with_line(turn, now_us, |line, wakers| match line.departed.remove(&turn.number) {
@@ -121,8 +121,9 @@ impl DepartureLines {
         polled.unwrap_or(Ok(None))
     }
 
-    /// Leaves the line. The last slot of the line becomes free, or the request's own slot if its departure is past.
-    /// `refund` is called with the receipts of free slots, newest first, unless another thread refunds them.
+    /// Leaves the line. The last slot of the line becomes free, or the request's own slot if the departure of that
+    /// slot is past. `refund` is called with the receipts of free slots, newest first, unless another thread refunds
+    /// them.
     fn leave(&self, turn: &DepartureTurn, now_us: u64, refund: impl FnMut(Vec<Receipt>)) {
         let leave = |line: &mut DepartureLine, wakers: &mut Wakers| match line.departed.remove(&turn.number) {
             Some(receipt) => line.unused.extend(receipt.map(|receipt| (turn.number, receipt))),

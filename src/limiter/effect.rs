@@ -34,8 +34,8 @@ pub enum Effect {
     /// For quotas other than blocks and meters, `RedisLimiter` returns an error, and
     /// `MemoryLimiter` and `StoreLimiter` take the charge as [forced](Self::Force).
     OnRefusal {
-        /// The number of partners. If fewer charges precede this charge, all of them are partners. With 0
-        /// this charge only looks.
+        /// The number of partners. If fewer than `of` charges precede this charge, all preceding charges are
+        /// partners. If `of` is 0, this charge only looks.
         of: u8,
     },
 }

@@ -29,11 +29,11 @@ use crate::quota::Quota;
 /// first limiter is away, all processes together admit in each period at most the quota, or one unit for each
 /// process if that is more. The units that the first limiter had admitted before are not part of this maximum.
 ///
-/// The second limiter is also asked when a burst [overloads](Limiter::is_overload) the first. Such a burst
-/// may get the second limiter's share of each quota, on top of the units that the first admits.
+/// The second limiter is also asked when a burst [overloads](Limiter::is_overload) the first. In such a burst,
+/// requests may take the second limiter's share of each quota in addition to the units that the first limiter admits.
 ///
-/// When the first limiter is back, it does not learn what the second admitted. The first limiter also does not learn
-/// the strikes of blocks and the units of meters that each process counted in its second limiter.
+/// When the first limiter is back, it does not learn what the second limiter admitted. The first limiter also does
+/// not learn the strikes of blocks and the units of meters that each process counted in its second limiter.
 ///
 /// With this limiter, no request [waits in line](Quota::max_wait) for units of a concurrency limit. Units come
 /// free in the limiter from which they were taken, so one line would have to be in both limiters. A layer
@@ -333,8 +333,8 @@ impl<P: Limiter, S: Limiter + Clone + 'static> LimiterHooks for FallbackLimiter<
         self.first.hooks().occupancy().or_else(|| self.second.limiter.hooks().occupancy())
     }
 
-    /// Returns the load of the first limiter's store, combined with that of the second limiter's if both have
-    /// a store.
+    /// Returns the load of the first limiter's store, combined with the load of the second limiter's store if both
+    /// limiters have a store.
     fn store_load(&self) -> Option<StoreLoad> {
         let loads = [self.first.hooks().store_load(), self.second.limiter.hooks().store_load()];
         loads.into_iter().flatten().reduce(StoreLoad::with)

@@ -15,10 +15,9 @@ use crate::policy::Policy;
 
 /// Holds units of [concurrency limits](crate::Quota::concurrent) until this value is dropped.
 ///
-/// [`Place::take`] takes a place for work that is not a request, and
-/// [`Ready::hold`](crate::limiter::Ready::hold) waits for one.
-/// [`InFlight::hold`](crate::middleware::InFlight::hold) makes a place for work that continues after the
-/// response has been sent.
+/// [`Place::take`] takes a place for work that is not a request, and [`Ready::hold`](crate::limiter::Ready::hold)
+/// waits for such a place. [`InFlight::hold`](crate::middleware::InFlight::hold) makes a place for work that
+/// continues after the response has been sent.
 #[must_use = "the units are returned when the place is dropped"]
 pub struct Place {
     _held: SmallVec<[Arc<dyn AnyPlaces>; 1]>,
@@ -136,8 +135,8 @@ pub(crate) trait AnyPlaces: Send + Sync {
     /// Returns whether anything is held.
     fn holds_any(&self) -> bool;
 
-    /// Returns the units of the charges for which `is_over` returns true, unless `is_shared` returns true. The
-    /// result says whether any units are still held.
+    /// Returns to the limiter the units of the charges for which `is_over` returns true, unless `is_shared` returns
+    /// true. The result says whether any units are still held.
     fn release(&self, is_over: &dyn Fn(usize) -> bool, is_shared: &dyn Fn() -> bool) -> bool;
 }
 

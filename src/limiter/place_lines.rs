@@ -13,8 +13,8 @@
 //!
 //! A limiter without one lock for everything must lock the state *before* it reads whether requests wait. A
 //! request that has joined a line asks again in a way that locks the state too. If two threads lock one state,
-//! the second sees the changes of the first. So either the request sees the free units, or the thread that
-//! freed them sees the request.
+//! the second thread sees the changes of the first thread. So either the request sees the free units, or the thread
+//! that freed them sees the request.
 //!
 //! # Lines of many processes
 //!
@@ -265,8 +265,8 @@ impl PlaceLines {
         wakers.release();
     }
 
-    /// Wakes the first request of each line of a policy, because its quota was raised. The call takes time in
-    /// proportion to the number of lines.
+    /// Wakes the first request of each line of a policy, because the policy's quota was raised. The call takes time
+    /// in proportion to the number of lines.
     pub(crate) fn wake_all(&self, policy: &Policy) {
         if self.is_empty() {
             return;
@@ -468,7 +468,7 @@ pub(crate) struct BoundedTurn {
     timer: Arc<dyn Timer>,
     until: Duration,
     sleep: Option<Sleep>,
-    /// The timer until the request asks again without being woken.
+    /// The timer that ends when the request asks again without being woken.
     poll: Option<Sleep>,
 }
 

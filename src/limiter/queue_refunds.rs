@@ -2,12 +2,12 @@
 //!
 //! A queue accepts the refund of a slot only while no later slot is taken. But requests leave in any order, and the
 //! check of a later request may still be under way. So a refund that finds a later slot taken is kept. A kept
-//! refund is made together with the refund of the slot right behind its own.
+//! refund is made together with the refund of the slot right behind the slot of the kept refund.
 //!
-//! Each queue has one refund under way at a time. Refunds that arrive during that call wait, and are then sent newest
-//! first. Refunds of adjacent slots are sent together, as the refund of one charge. If a store answers refunds more
-//! slowly than requests leave, the oldest waiting refunds are given up. Otherwise clients could make the
-//! waiting refunds use memory without bound.
+//! Each queue has one refund under way at a time. While a refund is under way, further refunds of the queue wait, and
+//! are then sent newest first. Refunds of adjacent slots are sent together, as the refund of one charge. If a store
+//! answers refunds more slowly than requests leave, the oldest waiting refunds are given up. Otherwise clients could
+//! make the waiting refunds use memory without bound.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;

@@ -14,8 +14,8 @@ use super::snapshot::Snapshot;
 use super::states::States;
 
 /// The largest numbers of keys and of entries that a limiter can be built for. Both numbers are lower on a 32-bit
-/// target, which has less address space. The table takes 40 bytes for each key. The arena takes 128 bytes for
-/// each six entries, or for each slot if that is more.
+/// target, which has less address space. The table takes 40 bytes for each key. The arena takes 128 bytes for every
+/// six entries, or 128 bytes for every slot if that is more.
 const CAPACITY_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 22 };
 const ENTRIES_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 26 };
 

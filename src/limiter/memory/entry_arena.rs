@@ -27,7 +27,7 @@ const WORDS_PER_BLOCK: usize = 16;
 /// The word with the owner's fingerprint; 0 if the block was never used.
 const OWNER: usize = 0;
 const NEXT: usize = 1;
-/// The words of a first block that describe the whole chain: its units, and where it begins and ends.
+/// The words of a first block that describe the whole chain: the chain's units, and where the chain begins and ends.
 const TOTAL: usize = 2;
 const ENDS: usize = 3;
 const FIRST_ENTRY: usize = 4;
@@ -207,8 +207,8 @@ impl EntryArena {
         self.release(owner, spare, spare);
     }
 
-    /// Removes all entries from a chain that has a block. The chain then has a head that names this quota. If
-    /// the chain has no other block for entries, it uses `spare`.
+    /// Removes all entries from a chain that has a block. The chain then has a head that names this quota. If the
+    /// chain has no other block for entries, the chain uses `spare`.
     pub(super) fn empty_headed(&self, owner: Fingerprint, chain: &mut Chain, spec: &Spec, spare: &mut Option<u32>) {
         self.empty(owner, chain);
         if chain.head == NONE {
@@ -288,7 +288,7 @@ impl EntryArena {
     }
 
     /// Applies an edit to a chain of this owner that has a block. If the edit moves entries to one instant,
-    /// their entry keeps at most `most` units.
+    /// the merged entry keeps at most `most` units.
     pub(super) fn apply(&self, owner: Fingerprint, chain: &mut Chain, edit: &Edit, most: u64) {
         if let Some(move_to) = edit.move_to {
             self.move_to(owner, chain, move_to, most);

@@ -7,7 +7,7 @@ use crate::event::LimiterEvent;
 
 use super::states::States;
 
-/// The wait that is reported to a key for which the table has no room.
+/// The wait that a denial reports if the table has no room for the key.
 const FULL_RETRY_US: u64 = 1_000_000;
 
 /// Events that are reported when this value is dropped. The value is made before any lock is taken, so it is dropped

@@ -15,15 +15,15 @@ use crate::base::sync::MutexGuard;
 /// The number of states that a request can lock without an allocation.
 pub(super) const INLINE: usize = 4;
 
-/// The number of states above which a set is sorted. In a smaller set, a search for each next slot is faster.
+/// The number of states above which a set is sorted. In a smaller set, it is faster to search for each next slot.
 pub(super) const MANY: usize = 32;
 
-/// Locked states. Dropping the set unlocks the states that were not written, unchanged.
+/// Locked states. When the set is dropped, the states that were not written are unlocked unchanged.
 pub(super) struct LockedSet<'a, H: AsMut<[LockedKey<'a>]>> {
     states: &'a States,
     pub(super) holds: H,
-    /// The stripes of the keys that have no slot. While a stripe is locked, no other thread makes a slot for
-    /// its keys.
+    /// The stripes of the keys that have no slot. While a stripe is locked, no other thread makes a slot for a key of
+    /// the stripe.
     stripes: SmallVec<[MutexGuard<'a, ()>; INLINE]>,
 }
 
@@ -96,8 +96,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         self.holds.as_mut().iter().all(|hold| hold.slot.is_none() || hold.locked.is_some())
     }
 
-    /// Does what [`lock_found`](Self::lock_found) does, for many keys. The time for each key grows with the
-    /// logarithm of their number.
+    /// Does what [`lock_found`](Self::lock_found) does, for many keys. The time for each key grows with the logarithm
+    /// of the number of keys.
     #[inline(never)]
     fn lock_found_of_many(&mut self) -> bool {
         let holds = self.holds.as_mut();

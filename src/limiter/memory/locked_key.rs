@@ -33,7 +33,7 @@ pub(super) struct LockedKey<'a> {
     pub(super) awaits_growth: bool,
     /// True if an earlier request waits in line for the key's units.
     pub(super) is_held_back: bool,
-    /// The blocks of the slot's state in the arena, whatever its version.
+    /// The blocks of the slot's state in the arena, whatever the version of the state.
     chain: Chain,
     /// True if the chain is new, and not in the slot yet.
     is_begun: bool,
@@ -246,7 +246,7 @@ impl States {
 
     // Decide ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Decides about a charge, and notes what it changes.
+    /// Decides about a charge, and notes what the charge changes.
     #[inline(always)]
     pub(super) fn decide(&self, hold: &mut LockedKey<'_>, now: Now, cost: u64, how: TakeMode) -> ChargeDecision {
         let decision = match hold.rules {

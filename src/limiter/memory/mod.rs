@@ -33,8 +33,8 @@
 //! # Changed quotas
 //!
 //! Each state names the quota it was written under. When a policy's quota changes, the policy's keys keep
-//! what they have used, however many quotas the limiter has met. The limiter numbers up to 16,382 quotas that
-//! have live states. A state of any further quota is stored together with the parameters of its quota. Such a
+//! what they have used, however many quotas the limiter has met. The limiter gives numbers to up to 16,382 quotas
+//! that have live states. A state of any further quota is stored together with the parameters of its quota. Such a
 //! state takes 128 bytes more, and snapshots leave it out. A check of such a state needs a lock, and takes a few
 //! times longer than other checks. A meter with such a state can be evicted like any other key. The observers get
 //! [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).

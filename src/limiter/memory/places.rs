@@ -2,17 +2,16 @@
 //! the [long way](States::charge_one) takes or returns the units.
 //!
 //! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way.
-//! The slot's word is then an instant, like that of an expired state. A return does not read the clock, so the
-//! instant is the latest second in which some key got a slot. If that second is long ago, a new key may take
-//! the slot of a key that has just returned its units. A key that lost its slot in this way takes the long way
-//! once.
+//! The slot's word is then an instant, like the word of an expired state. A return does not read the clock, so the
+//! instant is the latest second in which some key got a slot. If that second is long ago, a new key may take the slot
+//! of a key that has just returned its units. A key that lost its slot in this way takes the long way once.
 //!
 //! # Resets
 //!
-//! The number of a run is the number of resets before it began. A reset raises the number of resets before it locks
-//! the slot. A thread that begins a run reads the number of resets before it reads the slot, and compares the number
-//! again after it has locked the slot. So the number of a run differs from the numbers of all runs that were reset
-//! earlier. A slot's word has room for the first 4,194,303 run numbers. The units of later runs are in the
+//! The number of a run is the number of resets before the run began. A reset raises the number of resets before it
+//! locks the slot. A thread that begins a run reads the number of resets before it reads the slot, and compares the
+//! number again after it has locked the slot. So the number of a run differs from the numbers of all runs that were
+//! reset earlier. A slot's word has room for the first 4,194,303 run numbers. The units of later runs are in the
 //! [arena](super::entry_arena), and take the long way.
 //!
 //! # Lines
@@ -43,7 +42,7 @@ impl States {
         self.resets.load(Ordering::Relaxed)
     }
 
-    /// Takes units, if the key has its slot and no other thread changes it.
+    /// Takes units, if the key has its slot and no other thread changes the slot.
     #[inline(always)]
     pub(super) fn take_places(&self, rules: Places, charge: Charge<'_>) -> Option<ChargeDecision> {
         let run = self.run();

@@ -215,8 +215,8 @@ impl States {
     /// cannot grow, another key of the other line is moved first if that line is full.
     ///
     /// Each look into another line waits for memory. After [`CROWDED`] new keys in a row found no room, only about
-    /// one in eight further keys looks into another line, until a key finds room. That rule cuts the time of a flood
-    /// of fresh keys to a tenth.
+    /// one in eight further keys looks into another line, until a key finds room. That rule cuts the time that a
+    /// flood of fresh keys takes to a tenth.
     fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<SlotRef<'a>> {
         if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
             let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));

@@ -23,7 +23,7 @@ labelled! {
         /// closed [block](crate::quota::Quota::block) is forgotten only if all these keys are closed blocks.
         #[default]
         Evict = "evict",
-        /// Denies the new key, with a retry after one second.
+        /// Denies the new key, and reports a wait of one second.
         ///
         /// In a flood of new keys each key takes about three times as long as with [`Evict`](Self::Evict). Before the
         /// limiter denies a key, it looks in other cache lines for room to which another key can move.

@@ -40,7 +40,7 @@ impl States {
         self.charge_one(charge).in_words()
     }
 
-    /// Takes one charge other than one unit of a bucket. This method is not inlined, so that the usual charge
+    /// Takes one charge that is not for one unit of a bucket. This method is not inlined, so that the usual charge
     /// stays short.
     #[inline(never)]
     fn charge_any(&self, charge: Charge<'_>) -> ChargeDecision {
@@ -67,8 +67,8 @@ impl States {
     }
 
     /// Takes all charges or none. If all charges pass, this method locks each slot, provided that the slot's
-    /// word has not changed, and then writes all words. After the last slot is locked, all states are as they
-    /// were when they were decided. This method waits for no slot.
+    /// word has not changed, and then writes all words. When the last slot is locked, no state has changed since the
+    /// decision about it. This method waits for no slot.
     #[inline(always)]
     fn try_set(&self, charges: &[Charge<'_>], decisions: &mut Several) -> Option<bool> {
         let mut planned = [None; SET_MAX];
@@ -160,8 +160,8 @@ impl States {
         Some((self.table.look(&line, key, version)?, now))
     }
 
-    /// Returns where to look first for the state of a charge: its line, key and version. Returns `None` if the state is
-    /// not a word.
+    /// Returns the line, the key and the version with which the search for a charge's state begins. Returns `None` if
+    /// the state is not a word.
     #[inline(always)]
     fn line_of(&self, charge: Charge<'_>) -> Option<(SlotLine<'_>, Fingerprint, u16)> {
         let Decider::Pair(_, Layout::Word(_)) = charge.policy.quota().decider() else { return None };

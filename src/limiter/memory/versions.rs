@@ -84,8 +84,8 @@ pub(super) fn word_layout(rules: &Decider, version: u16) -> Option<WordLayout> {
 
 /// The versions of policies that a limiter has met.
 pub(super) struct Versions {
-    /// Each element has the upper 50 bits of a version's fingerprint, and its number. The fingerprint's lower bits
-    /// are the index.
+    /// Each element has the upper 50 bits of a version's fingerprint, and the version's number. The fingerprint's
+    /// lower bits are the index.
     cache: Box<[AtomicU64; CACHED]>,
     known: RwLock<KnownPolicies>,
     /// The [`WordForm`] of each number.
@@ -225,8 +225,8 @@ impl Versions {
         self.asked[usize::from(number)].load(Ordering::Relaxed) == phase
     }
 
-    /// Frees the unused numbers, except those that a charge asked for since the walk began. Then begins the next
-    /// phase, in which each policy that is used asks for its number again.
+    /// Frees the unused numbers, except those that a charge asked for since the walk began. The next phase then
+    /// begins, in which each used policy asks for its number again.
     pub(super) fn begin_phase(&self, unused: &[Cell<bool>]) {
         let mut guard = self.known_mut();
         let known = &mut *guard;

@@ -34,8 +34,8 @@ impl Backend for RedisBackend {
     type Error = RedisError;
     type Stored = StoredKey;
 
-    /// Returns an error for a set that the script cannot decide. The script can charge only blocks and meters on
-    /// refusal.
+    /// Returns an error for a set that the script cannot decide. The script supports charges on refusal only for
+    /// blocks and meters.
     fn refuses(&self, charges: &[Charge<'_>]) -> Option<RedisError> {
         let is_unknown = |charge: &&Charge<'_>| {
             let is_known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);

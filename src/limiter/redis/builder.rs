@@ -86,9 +86,9 @@ impl RedisLimiterBuilder {
     /// observers get [`StoreFailed`](crate::observe::LimiterEvent::StoreFailed), and the limiter calls the closure
     /// again 5 s later.
     ///
-    /// An error of the closure is reported like a connection that could not be made. Events and errors contain the
-    /// text of the closure's error, so the text must not contain a secret. Such a closure is not possible with
-    /// `redis-sentinel://`.
+    /// An error of the closure is reported in the same way as a connection that could not be made. Events and errors
+    /// contain the text of the closure's error, so the text must not contain a secret. Such a closure is not possible
+    /// with `redis-sentinel://`.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -163,8 +163,8 @@ impl RedisLimiterBuilder {
     ///
     /// Checks of one slot share calls, so with fewer groups, more checks share each call. Fewer groups pay
     /// off if several checks of each group are in flight at a time. Use several groups for each master. All
-    /// processes need the same number of groups. In a process with another number, every key has its whole
-    /// quota once more. The setting has no effect with a single server.
+    /// processes need the same number of groups. A process with another number gives every key its whole quota once
+    /// more. The setting has no effect with a single server.
     pub fn slot_groups(mut self, groups: u16) -> Self {
         self.slot_groups = Some(groups);
         self
@@ -180,7 +180,7 @@ impl RedisLimiterBuilder {
     ///   `n · units`, because units that were leased before the interval may be used within the interval.
     /// * Up to `units` units of a key are denied to other processes, for up to 0.1 s. After that time, unused
     ///   units are refunded.
-    /// * `remaining` is the number that this process last saw.
+    /// * `remaining` is the number of remaining units that this process saw last.
     /// * If a process ends, drops the limiter or loses Redis, the units that it holds are not refunded. Such
     ///   units return as they drain.
     pub fn lease_units(mut self, units: u64) -> Self {
@@ -261,8 +261,8 @@ impl RedisLimiterBuilder {
         self.start(store).await
     }
 
-    /// Makes the limiter of a process in a simulation. The process uses the simulation's clock, and numbers its
-    /// calls from `number` on.
+    /// Makes the limiter of a process in a simulation. The process uses the simulation's clock, and gives its calls
+    /// numbers from `number` on.
     #[cfg(test)]
     pub(super) fn simulated(
         mut self,

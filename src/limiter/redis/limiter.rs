@@ -75,7 +75,7 @@ impl RedisLimiter {
     /// closes the connections that were opened for this limiter. Later checks fail.
     ///
     /// A task of the limiter's runtime returns the units, within a check's [deadline] for each 64 keys. If the
-    /// runtime ends before that, the units [lapse].
+    /// runtime ends before the task, the units [lapse].
     ///
     /// [deadline]: crate::limiter::redis::RedisLimiterBuilder::deadline
     /// [lapse]: crate::limiter::redis::RedisLimiterBuilder::places_lapse_after

@@ -40,7 +40,7 @@
 //! # How places are counted
 //!
 //! The one call that decides a request also takes the request's place. No request waits for the call that
-//! returns a place. The returning call is shared with the next checks, if there are any.
+//! returns a place. The call that returns a place is shared with the next checks, if there are any.
 //!
 //! Each process has a row in the key's value: how many units it holds, and when the row lapses. A row lapses
 //! after [`places_lapse_after`](RedisLimiterBuilder::places_lapse_after). This page calls the time after which
@@ -72,8 +72,8 @@
 //! long the request has waited. Redis keeps a freed place for the request that has waited longest in any
 //! process. So no process starves. The price:
 //!
-//! * A freed place stays unused until the first request in line asks. That pause takes up to 500 ms if
-//!   another process held the place, and less if the wait is short.
+//! * A freed place stays unused until the first request in line asks. The place stays unused for up to 500 ms if
+//!   another process held it, and for less time if the wait is short.
 //! * A process asks at most 200 times a second. With lines for more than 100 keys, each line asks more
 //!   rarely.
 //! * A process whose last request leaves the line tells Redis at once, with a call for which no request
@@ -81,7 +81,7 @@
 //!   lines for more than 100 keys, for twice the time between two calls.
 //! * The order between processes is not exact: Redis learns of a request only when the request is the first
 //!   of its line.
-//! * A failed call does not end the wait. If six calls fail in a row, the request is decided like one whose
+//! * A failed call does not end the wait. If six calls fail in a row, the request is decided like a request whose
 //!   check failed.
 //!
 //! In one measurement, four processes with six callers each shared one key with four places, each of which

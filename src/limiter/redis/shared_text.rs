@@ -36,7 +36,7 @@ impl RedisText {
         Self { checks, key: key.into(), places, slot }
     }
 
-    /// Runs a script. Returns the first byte of the script's answer, and the rest.
+    /// Runs a script. Returns the first byte of the script's answer, and the other bytes.
     async fn run(&self, script: &'static Script, keys: &[Bytes], args: Vec<Bytes>) -> Result<(u8, Bytes), BoxError> {
         let call = Call { script, keys: keys.to_vec(), args };
         let store = &self.checks.backend().flights.store().store;

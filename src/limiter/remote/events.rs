@@ -62,7 +62,7 @@ enum ServerChange {
 struct ReportedError {
     text: String,
     at: Instant,
-    /// The instant at which the reason was last compared with that of another error.
+    /// The instant at which the reason was last compared with the reason of another error.
     compared_at: Instant,
 }
 

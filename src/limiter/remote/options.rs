@@ -116,8 +116,8 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets the secret with which callers' keys are hashed. All processes need the same secret. In a
-            /// process with another secret, every key has its whole quota once more.
+            /// Sets the secret with which callers' keys are hashed. All processes need the same secret. A process
+            /// with another secret gives every key its whole quota once more.
             ///
             /// Callers' keys (API keys, tokens, addresses) are stored as a hash even without a secret: 128 bits of
             /// SHA-256, so that an attacker cannot make a key with the hash of another caller's key. But without a
@@ -139,10 +139,10 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets how many checks may wait for an answer at a time: at least 1, and 8,192 by default. A further check
-            /// fails at once as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded). The maximum number of
-            /// waiting refunds is the same number, but at least 64. A further refund is not sent: its units return as
-            /// they drain.
+            /// Sets how many checks may wait for an answer at a time: at least 1, and 8,192 by default. A check
+            /// beyond that number fails at once as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded). The
+            /// maximum number of waiting refunds is the same number, but at least 64. A refund beyond that number is
+            /// not sent: its units return as they drain.
             pub fn max_in_flight(mut self, checks: usize) -> Self {
                 self.shared.max_in_flight = checks;
                 self

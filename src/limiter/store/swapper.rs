@@ -579,9 +579,9 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Listens for late answers to swaps. When such an answer comes, the callers of checks have gone, so their
-    /// charges are refunded. Corrections fail after [`LEAVE`] if no answer has come by then. Requests about held
-    /// units fail at once and need no refund, because the next claim of this process corrects its row.
+    /// Listens for late answers to swaps. When a late answer comes, the callers of the checks have gone, so the
+    /// charges of the checks are refunded. Corrections fail after [`LEAVE`] if no answer has come by then. Requests
+    /// about held units fail at once and need no refund, because the next claim of this process corrects its row.
     fn listen_for_swaps(self: &Arc<Self>, mut late: Late<Called>, swaps: Vec<Swapping<'_, S>>) {
         let error = late.error.clone();
         self.calls.events.report_failure(error.kind(), &error);

@@ -199,7 +199,7 @@ pub(super) struct Quotas {
 }
 
 impl Quotas {
-    /// Returns the quota of a policy in the form in which values have it.
+    /// Returns the quota of a policy in the form in which stored values contain a quota.
     pub(super) fn of(&self, policy: &Policy) -> Arc<Written> {
         let fingerprint = policy.fingerprint();
         if let Some(written) = lock(&self.of_policies).get(&fingerprint) {

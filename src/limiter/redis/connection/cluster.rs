@@ -201,8 +201,8 @@ impl Map {
         self.servers.get(usize::from(*owner))
     }
 
-    /// Returns whether a server or the owner of a slot is missing. Calls would not notice that the server or
-    /// owner is back.
+    /// Returns whether a server or the owner of a slot is missing. Calls alone would not notice when the missing
+    /// server or owner is back.
     fn lacks_something(&self) -> bool {
         self.owners.contains(&NO_SERVER) || self.servers.iter().any(|server| server.link.fails_at_once())
     }

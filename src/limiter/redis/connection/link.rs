@@ -45,7 +45,7 @@ const MIN_RESTART_GAP: Duration = Duration::from_secs(1);
 /// The least time between two restarts if a reply was not understood.
 const MIN_GARBLED_RESTART_GAP: Duration = Duration::from_millis(100);
 
-/// The time within which a server that forgets scripts again is not reported again.
+/// If a server forgets scripts again within this time, the server is not reported again.
 const FORGETS: Duration = Duration::from_secs(10);
 
 /// A server's transport, and the state that calls and the reconnecting task share.
@@ -95,7 +95,7 @@ pub(super) struct Link {
     /// The time that it took to make the last connection.
     connecting: Mutex<Duration>,
     is_closed: AtomicBool,
-    /// The shortest of a few round trips, after it has been measured.
+    /// The shortest of a few round trips, or empty before the round trips have been measured.
     round_trip: OnceCell<Duration>,
     events: Arc<Events>,
 }
@@ -478,7 +478,7 @@ impl Link {
     }
 
     /// Records how a check failed: reports it, counts silence against the server, and makes a new connection if another
-    /// server may be behind the address. Returns the failure with the error that says most.
+    /// server may be behind the address. Returns the failure with the most informative error.
     fn record_failure(&self, failure: CallFailure) -> CallFailure {
         // If the script is sent again, the check has not failed yet.
         if !failure.cause.is_sent_again() {
@@ -514,7 +514,7 @@ impl Link {
         failure
     }
 
-    /// Records that the server refused a command of a script in these words. Returns the error.
+    /// Records that the server refused a script's command with these words. Returns the error.
     pub(super) fn record_refusal(&self, words: &str) -> RedisError {
         self.record_failure(error_class::answer(words, &self.address)).error
     }
@@ -601,8 +601,8 @@ impl Link {
         }
     }
 
-    /// Stops watching the server, and reports this if the server was reported as down. After that nothing
-    /// probes the server, so calls that come late are still sent.
+    /// Stops watching the server, and reports this if the server was reported as down. Afterwards nothing probes the
+    /// server, so calls that come late are still sent.
     pub(super) fn retire(&self) {
         self.is_retired.store(true, Ordering::SeqCst);
         self.breaker.close();

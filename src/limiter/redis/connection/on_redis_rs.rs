@@ -1,8 +1,8 @@
 //! The transport over connections of the crate `redis`, which is also called redis-rs.
 //!
-//! The crate's connection ends when it is lost. [`RedisRs::connect`] makes a connection and keeps it until it is
-//! lost. The connection speaks RESP3, because only with RESP3 does the crate report the end of a connection. Some
-//! proxies know only RESP2. With RESP2 the next call or probe notices that the connection has ended.
+//! A connection of the crate `redis` does not reconnect after it is lost. [`RedisRs::connect`] makes a connection and
+//! keeps it until it is lost. The connection speaks RESP3, because only with RESP3 does the crate report the end of a
+//! connection. Some proxies know only RESP2. With RESP2 the next call or probe notices that the connection has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! A server with its connection, which lasts as long as the server is known.
+//! A server with its connection. The connection is kept while the server is known.
 
 use std::sync::Arc;
 

@@ -58,8 +58,8 @@ impl ConnectionSettings {
     }
 
     /// Returns the time for which a server may be silent while calls wait, before it is believed dead. The link waits
-    /// that long for an answer, although the caller stops at the deadline. A late answer shows that the server is
-    /// alive, and the charge of that answer is refunded.
+    /// for an answer during this time, although the caller stops waiting at the deadline. A late answer shows that
+    /// the server is alive, and the charge of that answer is refunded.
     pub(super) fn silence(&self) -> Duration {
         self.deadline + self.deadline.clamp(SILENCE_MIN, SILENCE_MAX)
     }

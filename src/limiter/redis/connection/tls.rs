@@ -47,7 +47,8 @@ pub(super) fn choose_provider() {
 /// Reads the certificates and the key. The process must already have a provider.
 ///
 /// # Errors
-/// Returns an error if a certificate or the key cannot be used. The error quotes neither, because a key is a secret.
+/// Returns an error if a certificate or the key cannot be used. The error quotes neither the certificates nor the
+/// key, because a key is a secret.
 #[cfg(any(
     feature = "fred-rustls",
     feature = "fred-rustls-ring",

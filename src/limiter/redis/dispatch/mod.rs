@@ -1,9 +1,9 @@
 //! Sends requests to the store: runs the script, and reads the answers.
 //!
 //! While a cluster moves a slot, perhaps for minutes, some of the slot's keys are on one server and some on
-//! another. A call with keys of both servers runs on neither. In this case each key gets its own call, which
-//! reaches the server that has the key. So requests do not share calls meanwhile, and a request of several keys
-//! is decided like a set of several slots.
+//! another. A call with keys of both servers runs on neither server. In this case each key gets its own call, which
+//! reaches the server that has the key. So requests do not share calls meanwhile, and a request of several keys is
+//! decided like a set of several slots.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -94,8 +94,8 @@ impl Dispatcher {
     }
 
     /// Returns the answer to each request. If a request named a calendar window that does not contain the
-    /// server's time, the request is sent again, with the time in the server's answer. That happens at the edge
-    /// of a window, and in the first call if this process has another calendar time.
+    /// server's time, the request is sent again, with the time in the server's answer. This is the case at the edge
+    /// of a window, and in the first call of a process with another calendar time.
     async fn answers(
         &self,
         requests: &[&WireRequest],

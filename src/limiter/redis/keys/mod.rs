@@ -74,8 +74,8 @@ impl KeySpace {
         Ok(Self { before: format!("{prefix}:2:{{").into_boxed_str(), callers, groups })
     }
 
-    /// Returns the key of the text that all processes share, `prefix:2:{fleet}`, and its slot. No caller's part of
-    /// a key begins with `f`.
+    /// Returns the key of the text that all processes share, `prefix:2:{fleet}`, and its slot. The caller's part of a
+    /// stored key never begins with `f`.
     pub(super) fn shared_text_key(&self) -> (String, u16) {
         const TAG: &str = "fleet";
         (format!("{}{TAG}}}", self.before), connection::slot_of(TAG.as_bytes()))

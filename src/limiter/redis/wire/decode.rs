@@ -30,7 +30,7 @@ mod status {
     pub(super) const DONE: u8 = 5;
     /// A refund had no effect, because a later slot of the queue is taken.
     pub(super) const BEHIND: u8 = 6;
-    /// The number of held units follows, and then notes.
+    /// The number of held units follows, and then the notes of the answer.
     pub(super) const HELD: u8 = 7;
     /// The whole request fails, because a row is of a later epoch. The charge's index, the row's resets and its epoch
     /// follow.
@@ -48,8 +48,8 @@ const NOT_HERE: &str = "non local key";
 /// The maximum number of keys that an error names.
 const SHOWN: usize = 8;
 
-/// Returns the answer to each request of the call with this number, in their order. `refused` makes an error
-/// from Redis' words.
+/// Returns the answer to each request of the call with this number, in the order of the requests. `refused` makes an
+/// error from Redis' words.
 ///
 /// # Errors
 /// Returns an error if the reply is not the script's reply to this call.
@@ -71,8 +71,8 @@ pub(in crate::limiter::redis) fn answers(
     read(&mut reader).ok_or_else(nonsense)
 }
 
-/// Returns the time at which the script ran. The time is the server's, unless the call named the time of a
-/// clock.
+/// Returns the time at which the script ran. The time is the server's time, unless the call named the time of the
+/// limiter's own clock.
 pub(in crate::limiter::redis) fn time_of(reply: &[u8]) -> Option<Timestamp> {
     let refused = |words: &str| RedisError::new(StoreErrorKind::Foreign, words.to_owned());
     let mut reader = Reader { left: reply.get(size_of::<u64>()..)?, refused: &refused };

@@ -53,8 +53,8 @@
 //!
 //! The value of a window of the calendar has three numbers: the end of the window, its count, and its start.
 //! A script knows no calendar. So the call names the window in which the process expects the server's time to
-//! be, and the next window. If the time is in neither window, the script reports this before it writes
-//! anything, and the process asks again with the window of the server's time. The head names the calendar and
+//! be, and the next window. If the server's time is in neither of the two windows, the script reports this before it
+//! writes anything. The process then asks again with the window of the server's time. The head names the calendar and
 //! its zone.
 //!
 //! A value with the head of the request's quota is used as it is. A value with another head of this version

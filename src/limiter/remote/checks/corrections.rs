@@ -97,7 +97,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Sends a refund at once, or after the earlier refunds of its queue. The caller may wait for the result.
+    /// Sends a refund at once, or after the earlier refunds of the same queue. The caller may wait for the result.
     fn send_refund(self: &Arc<Self>, refund: Refund) -> Result<impl Future<Output = Refunded<B>> + use<B>, B::Error> {
         let (sender, result) = oneshot::channel();
         if refund.policy.limits_in_flight() {
