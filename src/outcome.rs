@@ -182,9 +182,9 @@ impl Outcome {
         self.policies.iter().any(PolicyStatus::is_near)
     }
 
-    /// Returns the policy that binds: the refusing policy with the longest wait, or if none refused, the policy with
-    /// the least remaining. If several policies are equal, returns the first of them. A policy in shadow mode never
-    /// binds.
+    /// Returns the policy that binds: the refusing policy with the longest wait, or, if no policy refused, the
+    /// policy with the fewest remaining units. If several policies are equal, returns the first of them. A policy in
+    /// shadow mode never binds.
     #[must_use]
     pub fn binding(&self) -> Option<&PolicyStatus> {
         let seen = self.policies.iter().filter(|status| status.refuses || status.mode != Mode::Shadow);
@@ -198,10 +198,10 @@ impl Outcome {
         self.violated().map(|status| status.decision.wait()).max().unwrap_or_default()
     }
 
-    /// Returns the wait until the request's departure that was set when the request was admitted:
-    /// the longest wait of the enforced queues. The actual wait is shorter if the request moved up
-    /// in its queue, and zero in a layer without a [timer](crate::RateLimitLayer::delay). Returns
-    /// zero if the request was not admitted.
+    /// Returns the wait until the request's departure, as this wait was set when the request was
+    /// admitted: the longest wait of the enforced queues. The actual wait is shorter if the request
+    /// moved up in its queue, and zero in a layer without a [timer](crate::RateLimitLayer::delay).
+    /// Returns zero if the request was not admitted.
     #[must_use]
     pub fn delay(&self) -> Duration {
         if self.violated().next().is_some() {
@@ -443,12 +443,12 @@ pub trait Observer: Send + Sync {
         let _ = observed;
     }
 
-    /// Called first for a request that the only policy of its layer allows, if that policy is always enforced. `key` is
-    /// the key that was charged, `taken` are the units that the request took, and `is_near` is the value of
-    /// [`PolicyStatus::is_near`].
+    /// Called before [`on_outcome`](Self::on_outcome) for a request that the only policy of its layer allows, if this
+    /// policy is always enforced. `key` is the key that was charged, `taken` are the units that the request took, and
+    /// `is_near` is the value of [`PolicyStatus::is_near`].
     ///
-    /// Return `true` if the observer does not need the [`Outcome`]. After `true`, the layer makes no outcome for the
-    /// request, which would take longer than the usual decision, and does not call `on_outcome`. The default returns
+    /// Return `true` if the observer does not need the [`Outcome`]. After `true`, the layer does not make the
+    /// outcome, which would take longer than the usual decision, and does not call `on_outcome`. The default returns
     /// `false`.
     ///
     /// A layer may skip `on_allowed` and call only `on_outcome`.
@@ -464,8 +464,8 @@ pub trait Observer: Send + Sync {
         setup_warning.report();
     }
 
-    /// Called when something other than an outcome happened in a layer. A layer with a timer calls this twice for each
-    /// request that waits and for each body that has a pace.
+    /// Called when something other than an outcome happened in a layer. A layer with a timer calls this method twice
+    /// for each request that waits and for each body that has a pace.
     fn on_layer_event(&self, event: &LayerEvent) {
         let _ = event;
     }

@@ -27,8 +27,8 @@ pub(crate) const CONTENT_BYTES: &str = "content-bytes";
 ///
 /// A layer makes the policies of its rules; see [`RateLimitLayer::policies`]. Make a policy yourself only to ask a
 /// [limiter](crate::limiter::Limiter) directly. Policies with equal names and quotas share their states in a limiter.
-/// The exception is a quota without a name in a rule with [several quotas](crate::Rule::all_of), whose states are
-/// stored by its place in the list. A policy is cheap to clone.
+/// The exception is a quota without a name in a rule with [several quotas](crate::Rule::all_of): its states are
+/// stored by the quota's place in the list. A policy is cheap to clone.
 ///
 /// ```
 /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};

@@ -55,9 +55,9 @@ labelled! {
         /// support](crate::limiter::Limiter::supports). Requests that the rule applies to are decided
         /// as if the limiter had failed: see [`OnError`](crate::OnError).
         UnsupportedQuota = "unsupported-quota",
-        /// A rule or an access list needs the address of the peer as its key, or to compare it with the networks of
-        /// trusted proxies, but the server does not provide that address. A layer detects the missing address at the
-        /// first request.
+        /// A rule or an access list needs the address of the peer, as its key or for a comparison with the networks
+        /// of trusted proxies, but the server does not provide this address. A layer detects the missing address at
+        /// the first request.
         PeerUnknown = "peer-unknown",
         /// A rule's condition held for none of the first 1,000 requests.
         NeverApplies = "never-applies",

@@ -36,7 +36,7 @@ pub struct StoreLoad {
 
 impl StoreLoad {
     /// Returns the load of two stores together. Counts are added. The times of calls and the deadline are those of the
-    /// store that is nearer to its deadline, and the oldest wait is the longer one.
+    /// store that is nearer to its deadline, and the oldest wait is the longer of the two.
     pub(crate) fn with(self, other: Self) -> Self {
         let slower = if other.per_mille_of_deadline() > self.per_mille_of_deadline() { &other } else { &self };
         Self {

@@ -36,7 +36,7 @@ impl<'a> Object<'a> {
         Self { json, is_empty: true }
     }
 
-    /// Writes a field's name. The caller writes its value into the returned text.
+    /// Writes a field's name. The caller writes the field's value into the returned text.
     pub(crate) fn field(&mut self, name: &str) -> &mut String {
         if !std::mem::replace(&mut self.is_empty, false) {
             self.json.push(',');

@@ -20,7 +20,7 @@ impl KeyedHash {
         first_half(Sha256::new().chain_update(self.0).chain_update(bytes))
     }
 
-    /// Hashes several parts, each after its length, so that no part can pass for a piece of its neighbour.
+    /// Hashes several parts, each after its length, so that no part can be mistaken for a piece of its neighbour.
     #[cfg(feature = "status")]
     pub(crate) fn hash_parts<'a>(&self, parts: impl IntoIterator<Item = &'a [u8]>) -> Hash {
         let begin = Sha256::new().chain_update(self.0);

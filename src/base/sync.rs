@@ -1,5 +1,6 @@
 //! Atomics and locks from the standard library, or from loom and shuttle in tests of interleavings. This module
-//! also has functions that catch panics, answer polls of finished futures, and hint to load a cache line.
+//! also has functions that catch panics, answer polls of finished futures, and ask the processor to load a
+//! cache line.
 
 use std::sync::TryLockError;
 use std::task::Poll;

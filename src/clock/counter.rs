@@ -1,5 +1,5 @@
-//! Measures the time between two answers of the operating system with the processor's time stamp
-//! counter.
+//! Measures time with the processor's time stamp counter, between two answers of the operating
+//! system.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -561,7 +561,8 @@ cases! {
         Ok(())
     }
 
-    /// Concurrent takes and refunds never hold more units than the capacity, and return all units.
+    /// Concurrent takes never hold more units than the capacity, and concurrent refunds return all
+    /// units.
     #[fix = "make a refund read and write the state under the same lock, or in the same atomic step, as a take"]
     async fn concurrent_refunds_return_what_was_taken(bench) {
         const ROUNDS: usize = 32;

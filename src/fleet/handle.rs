@@ -68,7 +68,7 @@ struct FleetState {
     /// The document that all tables follow.
     in_force: KnownFleet,
     applying: Applying,
-    /// When an entry that is in force ends next.
+    /// The next instant at which an entry that is in force ends.
     ends: Option<Timestamp>,
     /// When the store last answered.
     read_at: Option<Timestamp>,
@@ -524,7 +524,7 @@ trait MakeChanges: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> 
 
 impl<F: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sync + 'static> MakeChanges for F {}
 
-/// The tries of a change until now.
+/// The tries of a change so far.
 #[derive(Default)]
 struct ChangeTries {
     /// The tags of the swaps that were not answered.
@@ -686,9 +686,9 @@ impl Inner {
     }
 
     /// Makes all tables follow the latest document, which is then in force. No lock is held, because the tables and
-    /// the observers call the application. One thread at a time does this, so that no table goes back to an older
-    /// document. If another thread is already updating the tables, this function returns at once, and that thread
-    /// then updates them once more.
+    /// the observers call the application. One thread at a time updates the tables, so that no table goes back to
+    /// an older document. If another thread is already updating the tables, this function returns at once, and that
+    /// thread then updates them once more.
     fn apply(&self) {
         {
             let mut state = lock(&self.state);
@@ -761,7 +761,7 @@ fn follow_table(
     );
 }
 
-/// Returns an error if an entry of a client would have no effect, because rules of a file have its name.
+/// Returns an error if an entry of a client would have no effect, because rules of a file have the entry's name.
 #[cfg(feature = "rules")]
 fn check_access(tables: &[NamedTable], kind: FleetKind, name: &str) -> Result<(), FleetError> {
     if !matches!(kind, FleetKind::Network | FleetKind::Key) {

@@ -24,9 +24,9 @@ use super::reset::{ResetEncoding, ResetMeaning};
 use super::scope::{Scope, ScopeCondition};
 use super::wait::{Jitter, Waits};
 
-/// Chooses the headers that report quotas to clients, and when they are sent. The default is [draft
-/// 11](Self::draft_11) on every response to a request to which a rule applied, except redirects, and
-/// `Retry-After` on refusals.
+/// Chooses the headers that report quotas to clients, and when they are sent. By default, every
+/// response to a request to which a rule applied, except redirects, gets the headers of [draft
+/// 11](Self::draft_11). Refusals get `Retry-After`.
 ///
 /// ```
 /// use tower_ratelimit::{middleware::{ResetEncoding, When}, Headers};
@@ -274,8 +274,8 @@ impl Headers {
     /// which policies it reports ([`for_policy`](Self::for_policy), [`for_unit`](Self::for_unit)).
     ///
     /// If `self` and `other` have the same header, the header of `self` is sent. If `self` and `other`
-    /// report different policies with a single-valued header, all single-valued headers are left out
-    /// of the format in `other` that has this header, because clients would read the numbers of both
+    /// report different policies with a single-valued header, the format in `other` that has this
+    /// header loses all its single-valued headers, because clients would read the numbers of both
     /// formats as the numbers of one quota. [`check`](crate::RateLimitLayer::check) then warns.
     /// `Retry-After` is sent if `self` or `other` sends it. The shorter of the two [longest
     /// waits](Self::max_wait) is used. The jitter, the partition keys and the clock of `other` are
@@ -511,8 +511,8 @@ impl Headers {
         ))
     }
 
-    /// Returns the headers that report the wait of a refusal. The header in milliseconds comes first, because it has to
-    /// be merged with a `Retry-After` that the response already has, before the layer's `Retry-After` is written.
+    /// Returns the headers that report the wait of a refusal. The header in milliseconds comes first, because it is
+    /// merged with the `Retry-After` that the response already has. The layer's `Retry-After` is written after that.
     pub(super) fn waits(&self) -> impl Iterator<Item = Header> + use<> {
         let millis = (HeaderName::from_static(RETRY_AFTER_MS), Content::RetryAfterMs);
         let headers = [(millis, self.retry_after_ms), ((RETRY_AFTER, Content::RetryAfter), true)];

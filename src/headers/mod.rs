@@ -12,7 +12,8 @@
 //!    and their contents. The names are constants in `src/base/header_names.rs`, in lower case. Most
 //!    formats need nothing else, because the existing contents suffice. If a name contains a word that
 //!    clients do not know yet, add the word to `WORDS` in that file. Names with `ratelimit` or
-//!    `rate-limit` are split by these words, which also decides which headers describe one quota.
+//!    `rate-limit` are split at these words, and the split also decides which headers describe one
+//!    quota.
 //! 2. If a header reports something new, add a variant to `Single` in `content.rs` and render it
 //!    in `PreparedHeaders::single` in `prepared.rs`. `Text` and `integer` are in `text.rs`; longer
 //!    writers are in `ietf.rs` and `reset.rs`. Use `view.remaining()`: it is 0 for a policy that

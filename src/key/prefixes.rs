@@ -119,7 +119,8 @@ fn last_word_behind(prefix: u128, address: Ipv6Addr) -> Option<Ipv4Addr> {
 }
 
 /// Returns the IPv4 address of a host behind a NAT64 with the well-known prefix. Returns `None` for an internal
-/// address. A NAT64 must not translate internal addresses (RFC 6052 section 3.1), so no host behind a NAT64 has one.
+/// address. A NAT64 must not translate internal addresses (RFC 6052 section 3.1), so no host behind a NAT64 has an
+/// internal address.
 pub(crate) fn translated_ipv4(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(address) = address else { return None };
     embedded_ipv4(address).filter(|address| {

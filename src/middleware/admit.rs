@@ -206,7 +206,7 @@ pub(super) fn head_of_call<T>(call: &tonic::Request<T>) -> http::request::Parts 
 }
 
 /// A request about which the limiter decides. If the request is dropped before the decision, the
-/// observer sees that.
+/// observer gets an outcome of the kind `Abandoned`.
 struct Asked<'a, L>(Option<(&'a Compiled<L>, &'a Head<'a>, &'a mut Ticket)>);
 
 impl<L> Drop for Asked<'_, L> {

@@ -395,8 +395,7 @@ impl<L> Compiled<L> {
         Some((Some(newer), at))
     }
 
-    /// Returns the present mode of the rule that replaced a policy's rule, or else of the policy's
-    /// rule.
+    /// Returns the present mode of a policy's rule, or of the rule that has replaced this rule.
     pub(super) fn mode_now(&self, at: usize) -> Option<Mode> {
         let mode_in = |layer: &Self, at| Some(layer.mode_of(layer.settings.rules.get(layer.rule_of(at))?));
         let newer = self.newer();
@@ -432,8 +431,8 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the policy in force that has the name of `own` and the largest quota, if this quota has more room than
-    /// that of `own`. Otherwise returns `own`. A quota that keeps the used share is ignored, because it always has
-    /// room for the used units, and counts in other units.
+    /// the quota of `own`. Otherwise returns `own`. A quota that keeps the used share is ignored, because it always
+    /// has room for the used units, and counts in other units.
     fn largest_now(&self, own: &Policy, is_fit: impl Fn(&Quota) -> bool) -> Policy {
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
         let newer = self.newer();

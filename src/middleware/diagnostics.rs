@@ -434,7 +434,7 @@ impl Diagnostics {
         });
     }
 
-    /// Warns about a cost that a handler stated to a layer that has no rule to settle by it.
+    /// Warns about a cost that a handler stated, if no rule of the layer is settled by usage.
     #[cold]
     pub(super) fn look_for_lost_cost(&self) {
         self.notice(SetupWarningKind::NotSettled, || {

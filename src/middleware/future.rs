@@ -202,8 +202,8 @@ where
         Self::Delayed { delayed: Delayed::new(inner.clone(), layer, request, ticket, place) }
     }
 
-    /// Sends a request that does not pass to the overflow if the overflow is ready now, and otherwise refuses the
-    /// request. `inner` is released as in [`delayed`](Self::delayed).
+    /// Handles a request that does not pass. If the overflow is ready now, the request is sent to the overflow,
+    /// and otherwise it is refused. `inner` is released as in [`delayed`](Self::delayed).
     #[inline(never)]
     pub(super) fn turned_away(
         inner: &mut S,

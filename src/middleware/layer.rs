@@ -335,8 +335,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   `Cache-Control: no-store`, unless the overflow's service has set `Cache-Control`.
     /// * The overflow's errors are returned unchanged, like the errors of the inner service.
     /// * The overflow does not affect the readiness of the layer's service. When a request needs the overflow, the
-    ///   layer polls a clone of it once. If the clone is not ready, the request is refused. So a concurrency limit
-    ///   around the overflow's service bounds its requests, and no request waits for the overflow.
+    ///   layer polls a clone of the overflow's service once. If the clone is not ready, the request is refused. So
+    ///   a concurrency limit around the overflow's service bounds its requests, and no request waits for the
+    ///   overflow.
     /// * A request without a key does not go to the overflow, nor does a request that is refused
     ///   because the limiter failed.
     /// * If a limit within the overflow's service refuses the request, the response carries the outcome of that

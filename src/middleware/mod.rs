@@ -32,8 +32,8 @@
 //!   Put an interceptor that authenticates before the limit, as an `InterceptorLayer`; see [the
 //!   guide](crate::guide::who_is_the_client#the-user-of-a-grpc-call). One layer serves HTTP and gRPC,
 //!   because a refusal has the form of the request's [`Protocol`].
-//! * **Several layers** only if the outer layer protects something that lies between the layers.
-//!   Put limits that belong together into one layer, with
+//! * Use **several layers** only if the outer layer protects something that lies between the
+//!   layers. Put limits that belong together into one layer, with
 //!   [`RateLimitLayer::and`](crate::RateLimitLayer::and).
 //!
 //! # What happens to a request

@@ -3,8 +3,8 @@
 //!
 //! A block counts a strike when a request comes. The strike is refunded if the response does not count as a strike.
 //! While requests are under way, their strikes may close a key that their responses open again. The limiter cannot
-//! distinguish the strikes of requests under way from final strikes, so the layer counts the requests of its own
-//! whose strikes are not final.
+//! distinguish the strikes of requests under way from final strikes, so the layer counts its own requests with
+//! strikes that are not final.
 
 use std::collections::HashMap;
 

@@ -54,7 +54,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a block, or the time is out of
-    /// [range](Self#exactness-and-ranges) or above the longest.
+    /// [range](Self#exactness-and-ranges) or above the length of the longest block.
     pub fn lasting(self, lasting: Duration) -> Result<Self, ConfigError> {
         let (length_us, longest_us) = (micros("a block of", lasting)?, self.spec().lasting.longest_us);
         let grows = self.spec().lasting.memory_us > 0;

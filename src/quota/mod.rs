@@ -31,9 +31,9 @@
 //!    * A refund to a leaky queue has no effect while a later request is in the queue, because the
 //!      later request has already been promised its departure. The limiter keeps a refund without
 //!      effect, and makes it after all later requests in the queue were refunded too, in any order.
-//!    * A limiter keeps at most 4,096 such refunds to leaky queues, where neighbours in a queue
-//!      count as one. Further refunds are lost. A refund is also lost if a request of another
-//!      process is queued behind the refunded request.
+//!    * A limiter keeps at most 4,096 such refunds to leaky queues. Neighbours in a queue count as
+//!      one refund. Further refunds are lost. A refund is also lost if a request of another process
+//!      is queued behind the refunded request.
 //!    * A refund of strikes opens the key that the strikes closed, unless the remaining strikes
 //!      would have closed it.
 //!    * A refund does not undo side effects of the request: a window that began with the request,

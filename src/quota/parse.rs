@@ -240,8 +240,8 @@ fn options_of(quota: Quota) -> Vec<&'static str> {
     numbers.chain(phrases).chain(others.into_iter().filter(|(_, is)| *is).map(|(name, _)| name)).collect()
 }
 
-/// Returns a question that suggests the known phrase that differs from the first words by at most two letters, or an
-/// empty text if there is no such phrase.
+/// If a known phrase differs from the first words by at most two letters, returns a question that suggests this
+/// phrase. Otherwise returns an empty text.
 fn similar<'a>(words: &[&str], known: impl Iterator<Item = &'a str>) -> String {
     let letters = |phrase: &str| phrase.len().div_ceil(4).min(2);
     let distances = known.filter_map(|phrase| {

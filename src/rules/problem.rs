@@ -149,7 +149,7 @@ impl FoundProblem {
 pub(super) struct TextLines<'a> {
     rest: &'a str,
     number: usize,
-    /// A position that was reached in the first line of the rest: the number of bytes and the
+    /// The position that was reached in the first line of `rest`: the number of bytes and the
     /// number of characters before it.
     passed: (usize, usize),
 }

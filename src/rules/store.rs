@@ -305,7 +305,7 @@ impl RuleStore {
         self.names.describe.is_some()
     }
 
-    /// Adds a follower, which is told about changes of the rules, and which is asked whether it supports a quota.
+    /// Adds a follower, which follows changes of the rules and says whether it supports a quota.
     pub(super) fn follow(&self, follower: Weak<dyn Follow>) {
         let mut state = self.state();
         state.layers.retain(|layer| layer.strong_count() > 0);

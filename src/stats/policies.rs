@@ -100,8 +100,8 @@ pub(super) struct Policies {
     /// The number of policies. The lock is held while a policy is added.
     known: Mutex<usize>,
     is_full: AtomicBool,
-    /// The number of sets in the sketch of used units that each policy has, if used units of keys
-    /// are counted.
+    /// The number of sets in each policy's sketch of used units, if the used units of keys are
+    /// counted.
     used_sets: Option<usize>,
 }
 

@@ -124,7 +124,7 @@ fn line(request: &Head<'_>) -> Box<str> {
     format!("{method} {path}").into()
 }
 
-/// Returns the id of a request, in which control characters are replaced, because they could move a terminal's cursor.
+/// Returns the id of a request, with its control characters replaced, because they could move a terminal's cursor.
 fn id(request: &Head<'_>, header: &HeaderName) -> Option<Box<str>> {
     let value = request.headers.get(header)?.as_bytes();
     let text = String::from_utf8_lossy(value.get(..ID_MAX).unwrap_or(value)).replace(char::is_control, "\u{fffd}");

@@ -448,8 +448,8 @@ impl Stats {
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 impl Stats {
     /// Passes the counts to the recorder of the crate `metrics`, with the names that
-    /// [`to_prometheus`](Self::to_prometheus) uses. Call this before each scrape, or at an interval. The call does not
-    /// slow requests down.
+    /// [`to_prometheus`](Self::to_prometheus) uses. Call this method before each scrape, or at an interval. The call
+    /// does not slow requests down.
     ///
     /// The recorder gets totals of counters and gauges. The recorder gets the durations since the last call, each as
     /// the upper bound of its [bucket](super::HistogramSnapshot::buckets), and durations above 1,000 s as 1,000 s.

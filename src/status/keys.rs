@@ -13,7 +13,7 @@ use crate::stats::{RecentRefusal, TopKey};
 /// The maximum number of keys in each list.
 const KEYS_MAX: usize = 20;
 
-/// The maximum number of keys of each policy in the list of the keys that use the most units.
+/// In the list of the keys that use the most units, the maximum number of keys of one policy.
 const USED_EACH_MAX: usize = 5;
 
 /// The maximum number of refusals that are shown without unfolding the list.

@@ -223,7 +223,7 @@ const _: () = assert!(4 * 366 * DAY_S < 1 << LENGTH_BITS, "every length fits");
 
 impl CalendarWindows {
     /// Returns the windows of a calendar. A `CalendarWindows` is made once for each calendar and never
-    /// freed, because each zone has only 41 calendars.
+    /// freed, because there are few: each zone has only 41 calendars.
     pub(crate) fn of(calendar: Calendar) -> &'static Self {
         static KNOWN: LazyLock<Mutex<HashMap<Calendar, &'static CalendarWindows>>> = LazyLock::new(Mutex::default);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

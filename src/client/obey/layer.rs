@@ -84,7 +84,7 @@ const KEYS: usize = 10_000;
 /// In this simulation, 1,000 clients send as fast as they can for a minute, with a latency of 20 ms.
 /// The clients share a limit of 1,000 per second on a server of this crate (`tests/client/crowd.rs`).
 /// The guide [draws the results](crate::guide::being_a_client#the-crowd-drawn). Fairness is Jain's
-/// index, which is 1 if equally many requests of each client pass.
+/// index, which is 1 if the same number of requests of each client pass.
 ///
 /// | the server sends | clients | refused | of the limit used | fairness | longest wait |
 /// |---|---|---|---|---|---|
@@ -346,7 +346,7 @@ impl ObeyLayer {
         self
     }
 
-    /// Pauses a key, as a response with this wait in its headers would. A longer wait than 366 days is
+    /// Pauses a key, like a response with this wait in its headers. A longer wait than 366 days is
     /// shortened to 366 days. Use this method for waits that are not in headers: in the body, as Telegram
     /// writes them, or in gRPC's trailers.
     ///

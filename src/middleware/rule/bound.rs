@@ -29,8 +29,8 @@ pub(crate) struct BoundRule {
     first: usize,
     /// The source of the address that the extractor reads.
     by: AddressSource,
-    /// The first name that the application chose but another rule of the layer has, and the name that replaces
-    /// it.
+    /// The first of the application's names that another rule of the layer already has, and the name that
+    /// replaces it.
     numbered: Option<[Box<str>; 2]>,
 }
 
@@ -156,8 +156,8 @@ impl BoundRule {
         taken.add(self.policies().len(), self.names());
     }
 
-    /// Returns the name that the application chose but another rule of the layer has, and the name that
-    /// replaces it.
+    /// Returns the first of the application's names that another rule of the layer already has, and the
+    /// name that replaces it.
     pub(crate) fn numbered(&self) -> Option<&[Box<str>; 2]> {
         self.numbered.as_ref()
     }

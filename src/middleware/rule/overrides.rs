@@ -25,8 +25,8 @@ const SWEPT_FROM: usize = 64;
 /// A table is shrunk when it has few keys and its capacity is above this number.
 const SPARE: usize = 256;
 
-/// Gives single keys a value of their own, for a time or until the override is ended, instead of the
-/// value that would be chosen. The value is a [quota](crate::Rule::quota_from), or the number of a
+/// Gives single keys a value of their own instead of the usually chosen value, for a time or until the
+/// override is ended. The value is a [quota](crate::Rule::quota_from), or the number of a
 /// [plan](crate::Rule::plans). The table can be changed while requests are served. Clones are the same
 /// table.
 ///

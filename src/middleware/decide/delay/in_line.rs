@@ -132,8 +132,8 @@ fn counts_denied<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
 
 /// A request that may wait in line, until it passes or is refused.
 ///
-/// If this value is dropped before that, the request leaves its line, and the observer sees the
-/// outcome [`Abandoned`](OutcomeKind::Abandoned).
+/// If this value is dropped before the request passes or is refused, the request leaves its line,
+/// and the observer sees the outcome [`Abandoned`](OutcomeKind::Abandoned).
 pub(crate) struct InLine<B, L: Limiter> {
     layer: Arc<Compiled<L>>,
     /// The request and the state of its charges, until the request is decided.
