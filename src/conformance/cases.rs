@@ -818,7 +818,7 @@ cases! {
         ensure(!take(&few).await?.is_allowed(), "a unit passed although the lowered limit was reached")?;
         same("remaining under the higher limit", bench.left_of(&many, &bench.key).await?, CAPACITY - 2)?;
         bench.refund(&few, receipt(second.charge_mut(0))?).await?;
-        ensure(take(&few).await?.is_allowed(), "a unit was denied although all were refunded")
+        ensure(take(&few).await?.is_allowed(), "a unit was denied although all units were refunded")
     }
 
     /// A refund of units that were taken before a reset does not refund units that were taken after it.

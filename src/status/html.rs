@@ -122,7 +122,7 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
     }
     #[cfg(feature = "tokio")]
     if let Some(error) = view.fleet.as_ref().and_then(|fleet| fleet.error.as_ref()) {
-        let said = "The operators' settings cannot be read. The last known ones stay in force.";
+        let said = "The operators' settings cannot be read. The last known settings stay in force.";
         write!(html, "<pre class=\"bad\"><b>{said}</b>\n{}</pre>", HtmlText(error))?;
     }
     let events = view.stats.events();

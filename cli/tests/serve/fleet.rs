@@ -101,7 +101,7 @@ fn incident_is_handled_in_all_processes_by_one() {
     wait_until(|| !settings(&servers[0])["error"].is_null());
     assert_eq!(check(&servers[0], "203.0.113.9"), (false, Some(403)), "it goes on with what it knows");
     wait_until(|| get(servers[0].admin, "/metrics", &[]).body.contains("\nratelimit_fleet_unreadable 1\n"));
-    assert!(get(servers[0].admin, "/limits", &[OPERATOR]).body.contains("The last known ones stay in force."));
+    assert!(get(servers[0].admin, "/limits", &[OPERATOR]).body.contains("The last known settings stay in force."));
     redis.restart();
     let end = json!({"kind": "network", "name": "rules", "subject": "203.0.113.0/24", "why": "it is over"});
     wait_until(|| set(&servers[0], &end).status == 200);

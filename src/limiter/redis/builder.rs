@@ -254,7 +254,7 @@ impl RedisLimiterBuilder {
     {
         if self.credentials.is_some() || !self.pem.is_empty() {
             return Err(misconfigured(
-                "the application makes this connection, so credentials and certificates are set there",
+                "the application makes this connection, and has to set its credentials and certificates",
             ));
         }
         let store = RedisConnections::over(connection, self.settings()?)?;
