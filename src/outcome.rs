@@ -170,8 +170,8 @@ impl Outcome {
         })
     }
 
-    /// Iterates over the policies whose quotas the request exceeded. Some of them refused the
-    /// request, and the [`Mode`] of others let it pass.
+    /// Iterates over the policies whose quotas the request exceeded. Some of these policies refused
+    /// the request, and the [`Mode`] of the other policies let the request pass.
     pub fn exceeded(&self) -> impl Iterator<Item = &PolicyStatus> {
         self.policies.iter().filter(|status| status.is_exceeded())
     }
@@ -345,8 +345,8 @@ impl fmt::Debug for Observed<'_> {
 /// Sees what the middleware does and what happens to a limiter. Implement this trait for metrics and logs.
 ///
 /// The methods run while a request is served, so they should be quick and must not block. An `Arc`
-/// of an observer is an observer, so layers can share one. [`Stats`](crate::guide::observing) is an
-/// observer that counts.
+/// of an observer is an observer, so several layers can share one observer.
+/// [`Stats`](crate::guide::observing) is an observer that counts.
 ///
 /// | method | what it reports | who reports it | which observer gets it |
 /// |---|---|---|---|

@@ -108,8 +108,8 @@ pub(crate) enum Word {
     WindowMillis,
 }
 
-/// The words with which the rest of a name can begin or end. If one word ends with another word, the
-/// longer word comes first.
+/// The words with which a name, without its prefix, can begin or end. If one word ends with another
+/// word, the longer word comes first.
 const WORDS: [(&str, Word); 28] = [
     ("retry-after-seconds", Word::RetryAfter),
     ("retry-after", Word::RetryAfter),

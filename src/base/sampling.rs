@@ -7,7 +7,7 @@ use proptest::prelude::ProptestConfig;
 /// that a sample of a table does not leave out every second or third kind of case.
 const SAMPLE: u32 = 19;
 
-/// Returns the factor for the number of cases that `RATELIMIT_CAMPAIGN` states, or `None` for a sample.
+/// Returns the factor that `RATELIMIT_CAMPAIGN` states for the number of cases, or `None` for a sample.
 fn times() -> Option<u32> {
     std::env::var("RATELIMIT_CAMPAIGN").ok().map(|times| times.parse().expect("RATELIMIT_CAMPAIGN is a number"))
 }

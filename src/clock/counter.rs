@@ -33,7 +33,7 @@ const _: () = assert!(BEHIND_US < PATIENCE * TRUSTED_US / SLOWER);
 /// The maximum number of times that the system is asked until an answer is quick enough.
 const TRIES: usize = 16;
 
-/// Adds the time that the counter has counted to the last answer of the operating system.
+/// The last answer of the operating system, plus the time that the counter has counted since.
 ///
 /// An answer is stored as two numbers: the counter's value, and the difference that is added to each reading. The
 /// difference never decreases, unless the counter has jumped. So the clock does not step back, in whatever order a

@@ -107,7 +107,8 @@ impl FleetTable {
         }
     }
 
-    /// Returns the rules of a file, if the table is theirs and they are still in use.
+    /// Returns the rules of a file, if the table belongs to such rules and the rules are still in
+    /// use.
     #[cfg(feature = "rules")]
     pub(super) fn rules(&self) -> Option<Arc<dyn FollowFleet>> {
         if let Self::Rules(rules) = self { rules.upgrade() } else { None }

@@ -51,7 +51,7 @@ fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Op
     Some(text.to_value())
 }
 
-/// Returns whether an item may be of a policy of the layer, whose constant text is `own`. A policy has no constant
+/// Returns whether an item may be of the layer's policy with the constant text `own`. A policy has no constant
 /// text if requests bring its quota, or if its quota is a calendar quota.
 fn may_be_of(own: Option<&HeaderValue>, item: &ListMember<'_>) -> bool {
     own.is_none_or(|own| own.as_bytes().starts_with(item.name))

@@ -148,7 +148,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// Writes a wait that does not come from a policy into the headers for waits.
+    /// Writes a wait into the headers for waits, for a wait that does not come from a policy.
     pub(crate) fn add_wait(&self, wait: Wait, headers: &mut HeaderMap) {
         let Some(wait_us) = wait.duration().map(micros_ceil) else { return };
         for header in &self.headers {

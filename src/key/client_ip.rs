@@ -111,7 +111,7 @@ enum Client {
     Known(IpAddr),
     /// The header has no entry for the client.
     Unnamed(Option<IpAddr>),
-    /// The header has an entry for the client that is not an address.
+    /// The header's entry for the client is not an address.
     Unreadable(Option<IpAddr>),
 }
 

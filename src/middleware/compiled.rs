@@ -123,7 +123,7 @@ impl Waiters {
         waiters
     }
 
-    /// Wakes them, because a mode may be milder or a quota larger than before.
+    /// Wakes the waiters, because a mode may be milder or a quota larger than before.
     fn wake(&self) {
         if let Some(lines) = &self.place_lines {
             self.policies.iter().filter(|policy| policy.limits_in_flight()).for_each(|policy| lines.wake_all(policy));

@@ -432,8 +432,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// the builder.
     ///
     /// Without this method, a rate-limited service keeps the response body type of the inner service,
-    /// which must be a [`ResponseBody`](super::ResponseBody). With it, the response body is a
-    /// [`WrappedBody`](super::WrappedBody) of the inner service's body.
+    /// which must be a [`ResponseBody`](super::ResponseBody). With this method, the response body is
+    /// a [`WrappedBody`](super::WrappedBody) of the inner service's body.
     ///
     /// ```
     /// use bytes::Bytes;
@@ -567,13 +567,13 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// such messages are refused at once. This setting does not affect requests.
     ///
     /// Messages of one key wait in one line, whichever connection they come from, and pass in the order in which they
-    /// came. If no message waits, several messages may ask at the same time. A store decides these in the order in
-    /// which it gets their calls. The first message in line asks again at once if this layer refunds units of its
-    /// key, resets the key, or changes the rule. A message that would have to wait for longer than `max` is refused
-    /// at once. A message is also refused at once if its line is full. A [block](crate::Rule::block) counts a message
-    /// that waits only if it is refused in the end. The bounds are [`max_waiting`](Self::max_waiting) and
-    /// [`max_in_line`](Self::max_in_line). Without a [timer](Self::delay) no message waits, and [`check`](Self::check)
-    /// returns a [warning](crate::observe::SetupWarningKind::NoTimer).
+    /// came. If no message waits, several messages may ask at the same time. A store decides messages that ask at the
+    /// same time in the order in which it gets their calls. The first message in line asks again at once if this layer
+    /// refunds units of its key, resets the key, or changes the rule. A message that would have to wait for longer
+    /// than `max` is refused at once. A message is also refused at once if its line is full. A
+    /// [block](crate::Rule::block) counts a message that waits only if it is refused in the end. The bounds are
+    /// [`max_waiting`](Self::max_waiting) and [`max_in_line`](Self::max_in_line). Without a [timer](Self::delay) no
+    /// message waits, and [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoTimer).
     pub fn max_message_wait(self, max: Duration) -> Self {
         self.change(|settings| settings.max_message_wait = max)
     }

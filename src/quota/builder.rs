@@ -210,7 +210,7 @@ impl Quota {
     }
 
     /// Makes a window that slides with time, counted in sub-windows. [`buckets`](Self::buckets)
-    /// sets their number; the default of 1 is the classic estimate from two counters.
+    /// sets the number of sub-windows; the default of 1 is the classic estimate from two counters.
     /// [`oldest`](Self::oldest) says how the oldest sub-window counts.
     ///
     /// At one instant at most `limit` units pass. In a period up to twice the limit can pass: with a limit of 100, 100

@@ -191,8 +191,8 @@ fn phrase(status: StatusCode) -> &'static str {
     status.canonical_reason().unwrap_or("Refused")
 }
 
-/// Forbids caches to store a refusal, because it is for one client at one moment. A responder's own
-/// `Cache-Control` is replaced.
+/// Forbids caches to store a refusal, because the refusal is for one client at one moment. A
+/// responder's own `Cache-Control` is replaced.
 fn forbid_storing(headers: &mut HeaderMap) {
     let _ = headers.try_insert(CACHE_CONTROL, HeaderValue::from_static("no-store")); // a responder may fill the map
 }

@@ -84,7 +84,7 @@ fn plain(text: &str) -> String {
 /// Returns the changes if the file `new` replaces the file `old`, in the order of the new file. Removed rules come
 /// last. Files that express the same rules in different ways have no changes.
 ///
-/// Each name in the files that is not built in counts as registered.
+/// If a name in the files is not built in, it counts as registered.
 ///
 /// ```
 /// use tower_ratelimit::rules::{RuleChangeKind, compare};

@@ -92,8 +92,8 @@ impl DescriptorRequest {
     }
 }
 
-/// Decides about descriptors with the limits of a file in Envoy's form, without an HTTP request. This is for a server
-/// that speaks the protocol of Envoy's rate limit service. Clones share everything.
+/// Decides about descriptors with the limits of a file in Envoy's form, without an HTTP request. Use this type in a
+/// server that speaks the protocol of Envoy's rate limit service. Clones share everything.
 ///
 /// Every allowance is shared with the [layers](super::Rules::layer) that have the same rules and the same limiter.
 /// Therefore a request counts whether it comes through Envoy or directly to the application. In two cases

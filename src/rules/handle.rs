@@ -114,7 +114,7 @@ impl Rules {
     }
 
     /// Reads the file again, and puts its rules in force if they have changed. Returns the [version](Self::version).
-    /// Call this when the program receives `SIGHUP`, or from an endpoint for operators.
+    /// Call this method when the program receives `SIGHUP`, or from an endpoint for operators.
     ///
     /// # Errors
     /// Returns an error with all problems of the file, including quotas that the limiter of a layer does not

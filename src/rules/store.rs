@@ -184,8 +184,8 @@ impl RuleStore {
         self.put_own_in_force(content, None)
     }
 
-    /// Puts the program's own rules in force. If operators have put other rules in force, the own rules are only kept
-    /// for later.
+    /// Puts the program's own rules in force. If operators have put other rules in force, the program's own rules are
+    /// only kept for later.
     fn put_own_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
         let file = self.path.as_ref().filter(|_| reading.is_some());
         #[cfg(feature = "tokio")]
@@ -305,7 +305,7 @@ impl RuleStore {
         self.names.describe.is_some()
     }
 
-    /// Adds a follower, which follows changes of the rules and says whether it supports a quota.
+    /// Adds a follower. It follows changes of the rules, and says whether it supports a quota.
     pub(super) fn follow(&self, follower: Weak<dyn Follow>) {
         let mut state = self.state();
         state.layers.retain(|layer| layer.strong_count() > 0);

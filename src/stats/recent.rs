@@ -46,8 +46,8 @@ pub(super) struct Recent {
 
 #[derive(Default)]
 struct RecentSet {
-    /// The number of refusals that were written. Its remainder after division by the number of entries is the index of
-    /// the next entry.
+    /// The number of refusals that were written. This number modulo the number of entries is the index of the next
+    /// entry.
     written: AtomicUsize,
     places: [Mutex<Option<RecentRefusal>>; WAYS],
 }

@@ -90,7 +90,7 @@ struct Inner {
     stores: Stores,
     rules: Mutex<Vec<RulesReader>>,
     setup_warnings: [AtomicU64; SetupWarningKind::ALL.len()],
-    /// The number of times that the sketch was due to be halved since the epoch. The lock is held by the thread that
+    /// The number of halvings of the sketch that have been due since the epoch. The lock is held by the thread that
     /// begins the next bucket.
     halves: Mutex<u64>,
     #[cfg(feature = "tracing")]

@@ -185,7 +185,7 @@ impl StatusPage {
     }
 
     /// Shows a layer under a title: its quotas, modes and setup warnings, how full its limiter is, and what it would do
-    /// with a request. Call this when the layer is set up, because later settings are not shown.
+    /// with a request. Call this method when the layer is set up, because later settings are not shown.
     #[must_use]
     pub fn layer<L: Limiter, O>(mut self, title: impl Into<String>, layer: &RateLimitLayer<L, O>) -> Self
     where

@@ -173,7 +173,7 @@ impl ProcessesView {
         sums
     }
 
-    /// Returns whether all places for reports are taken, so that other processes may have found none.
+    /// Returns whether all places for reports are taken, so that other processes may have found no place.
     fn may_miss_processes(&self) -> bool {
         self.processes.len() >= REPORTS_MAX
     }

@@ -49,9 +49,9 @@ const KEYS: usize = 10_000;
 /// # Around reqwest
 ///
 /// `reqwest::Client` is a service of reqwest's own requests, and not of [`http::Request`]s. If you put an `ObeyLayer`
-/// around a `reqwest::Client`, the compiler says ``the method `ready` exists for struct `Obey<reqwest::Client>` ``,
-/// `but its trait bounds were not satisfied`. Put a `service_fn` between the layer and the client, which converts the
-/// types:
+/// around a `reqwest::Client`, the compiler says
+/// ``the method `ready` exists for struct `Obey<reqwest::Client>` ``, `but its trait bounds were not satisfied`.
+/// Between the layer and the client, put a `service_fn` that converts the types:
 ///
 /// ```
 /// # #[cfg(feature = "tokio")] {

@@ -405,8 +405,8 @@ impl Drop for Account {
     }
 }
 
-/// One body's access to an account. When it is dropped, the units of the body go to the other
-/// bodies.
+/// One body's access to an account. When this value is dropped, the units of the body go to the
+/// other bodies.
 pub(crate) struct Turnstile {
     account: Arc<Account>,
     body: u64,

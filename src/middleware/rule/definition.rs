@@ -457,9 +457,9 @@ impl Rule {
         self
     }
 
-    /// Warns when at most this percentage of the quota's capacity remains: the outcome [is
-    /// near](crate::outcome::PolicyStatus::is_near) then. The comparison is exact. Values above 100
-    /// count as 100: the rule always warns.
+    /// Warns when at most this percentage of the quota's capacity remains:
+    /// [`is_near`](crate::outcome::PolicyStatus::is_near) is then true. The comparison is exact.
+    /// Values above 100 count as 100: the rule always warns.
     ///
     /// An [`Observer`](crate::outcome::Observer) sees the outcome, and so does the service if the
     /// outcome is [exposed](crate::RateLimitLayer::expose_outcome).

@@ -34,9 +34,9 @@ impl Rule {
     ///   applies to downloads under way, from their next piece on. Downloads under way and new
     ///   downloads share one pace. If a download waits because another quota or process has used up
     ///   the units, it goes on when a quota is raised, or the layer
-    ///   [resets](crate::RateLimitLayer::reset) the key. Without such an event, the download asks
-    ///   again after ten seconds at the latest. If requests [bring their quotas](Self::quota_from),
-    ///   downloads under way keep their quotas.
+    ///   [resets](crate::RateLimitLayer::reset) the key. In any case, the download asks again after
+    ///   ten seconds at the latest. If requests [bring their quotas](Self::quota_from), downloads
+    ///   under way keep their quotas.
     /// * A quota of 0 admits no byte: bodies end with an error.
     ///   [`Quota::unlimited`](crate::Quota::unlimited) paces nothing.
     /// * A pace needs a timer: the feature `tokio`, or a call of

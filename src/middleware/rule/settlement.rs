@@ -59,6 +59,6 @@ pub enum OnAborted {
     /// The request costs the units that were known when it was aborted. The rest is refunded.
     ///
     /// A client can then get work for free by disconnecting before the handler states the cost. Use
-    /// this only if the handler states each cost as soon as it arises.
+    /// this variant only if the handler states each cost as soon as it arises.
     Refund,
 }

@@ -12,7 +12,7 @@
 //!
 //! A message may also wait for units that become free with time. The message waits for these units in a line of the
 //! layer, and asks again at the instant that the limiter named. The message asks only when no earlier message waits for
-//! units of one of its charges. If the line of such a charge is full, the message is refused.
+//! units of one of its charges. If the line of one of these charges is full, the message is refused.
 //!
 //! A request asks again under the quotas that are in force then.
 //!
