@@ -1,10 +1,10 @@
 //! The callers that wait in line until a limiter admits them.
 //!
 //! A line is for one policy's name and one key. The first caller in a line asks the limiter. A caller that
-//! the limiter denies asks again at the instant that the limiter named, and no other caller asks before that.
-//! After an admission the next caller asks: at once if the decision left enough units, and otherwise when the
-//! next unit comes back. So an admission takes one call to the limiter, or two if a charge from outside the
-//! line took units meanwhile.
+//! the limiter denies asks again at the instant that the limiter named, and no other caller asks before that instant.
+//! After an admission the next caller asks: at once if the decision left enough units, and otherwise when the next
+//! unit comes back. So an admission takes one call to the limiter, or two if a charge from outside the line took
+//! units meanwhile.
 //!
 //! A wait that a store names begins when the store decides, and the next call takes time to arrive. So the
 //! next caller asks one round trip before the wait ends, because the round trips to a distant store would
@@ -101,7 +101,8 @@ struct AskLine {
 struct Asking {
     cost: u64,
     since_us: u64,
-    /// Whether units came back after the call began. A denial may not count those units.
+    /// Whether units came back after the call began. The denial of this call may have been decided without those
+    /// units.
     is_outdated: bool,
 }
 
@@ -301,8 +302,8 @@ impl AskLine {
         self.due_us = now_us.saturating_add(wait_us);
     }
 
-    /// Removes a caller that was admitted. `remaining` units are left, and the next one comes back after
-    /// `next_us` microseconds.
+    /// Removes a caller that was admitted. `remaining` units are left, and the next unit comes back after `next_us`
+    /// microseconds.
     fn note_admitted(&mut self, turn: u64, now_us: u64, remaining: u64, next_us: u64) {
         let asking = self.asking.remove(&turn);
         let trip_us = asking.map_or(0, |asking| self.measure(asking, now_us));
@@ -313,8 +314,8 @@ impl AskLine {
             now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us).min(RECHECK_US) });
     }
 
-    /// Measures the round trip of a call that was answered. Returns how much of the wait that the limiter
-    /// named will have passed when a call that is sent now arrives.
+    /// Measures the round trip of a call that was answered. Returns the part of the limiter's wait that will have
+    /// passed when a call that is sent now arrives.
     ///
     /// A call that asks too early costs a whole round trip. So the measure falls to a shorter round trip at
     /// once, and rises to a longer one slowly. A call that failed is not measured. An answer that a limiter gives
@@ -396,7 +397,7 @@ impl AskTurn {
         })
     }
 
-    /// Gives a caller the turn with its number, or a new turn if it has no number. `enter` gets the line, the
+    /// Gives a caller the turn with its number, or a new turn if the caller has no number. `enter` gets the line, the
     /// number and the time.
     fn enter(
         lines: &Arc<AskLines>,
@@ -452,8 +453,8 @@ impl AskTurn {
         self.change(|line, now_us, _| line.note_denied(self.number, now_us, micros_ceil(wait)));
     }
 
-    /// Leaves the line, because the limiter admitted the caller. `remaining` units are left, and the next one
-    /// comes back after `next`.
+    /// Leaves the line, because the limiter admitted the caller. `remaining` units are left, and the next unit comes
+    /// back after `next`.
     pub(crate) fn leave_admitted(self, remaining: u64, next: Duration) {
         self.change(|line, now_us, _| line.note_admitted(self.number, now_us, remaining, micros_ceil(next)));
     }

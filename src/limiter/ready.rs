@@ -66,7 +66,7 @@ const UNKNOWN_WAIT_MAX: Duration = Duration::from_millis(400);
 /// * **In order.** Callers of one policy and key are admitted in the order in which they arrived. The order
 ///   holds among the callers of one `Ready` and its clones. If no caller waits, several callers may ask at the
 ///   same time. A store decides these in the order in which it gets their calls.
-/// * **Bounded.** At most [`max_waiting`](Self::max_waiting) callers wait, and each for at most
+/// * **Bounded.** At most [`max_waiting`](Self::max_waiting) callers wait, and each caller waits for at most
 ///   [`max_wait`](Self::max_wait). A caller that would have to wait longer gets an error at once.
 /// * **Dropped at any point**, a future refunds what it took, and the next caller moves up. A future that is
 ///   neither dropped nor polled delays the callers behind it once, by at most 50 milliseconds. If the first
@@ -75,8 +75,8 @@ const UNKNOWN_WAIT_MAX: Duration = Duration::from_millis(400);
 ///
 /// Tokio's timer wakes a caller up to a millisecond late. So a quota that admits one unit at a time admits at
 /// most about 1,000 units a second for a key. Give such a quota a larger burst, take several units at once,
-/// or use a leaky queue. With a store, the callers of a key get the whole rate if the burst is at least as
-/// large as the number of units that come back during two round trips.
+/// or use a leaky queue. With a store, the callers of a key get the whole rate if the burst is no smaller than the
+/// number of units that come back during two round trips.
 ///
 /// The first caller in line asks again after ten seconds at the latest, in case the key was reset or the
 /// quota was raised.
@@ -110,8 +110,8 @@ impl<L: Limiter> Ready<L> {
         Self { limiter, timer, lines, max_wait: MAX_WAIT, max_waiting: MAX_WAITING }
     }
 
-    /// Sets the timer with which callers wait. Set the timer before you clone this value, because the value
-    /// gets new lines.
+    /// Sets the timer with which callers wait. Set the timer before you clone this value, because this method gives
+    /// the value new lines.
     #[must_use]
     pub fn timer(self, timer: impl Timer + 'static) -> Self {
         Self { timer: Some(Arc::new(timer)), lines: Arc::default(), ..self }
@@ -212,8 +212,8 @@ impl<L: Limiter> Ready<L> {
     /// ```
     ///
     /// # Errors
-    /// Returns an error in the same cases as [`take_one`](Self::take_one). In a line of the limiter, the wait
-    /// ends if the first or the last call fails, or six calls in a row.
+    /// Returns an error in the same cases as [`take_one`](Self::take_one). In a line of the limiter, the wait ends if
+    /// the first or the last call fails, or if six calls in a row fail.
     pub async fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Place, NotReady>
     where
         L: Clone,
@@ -408,8 +408,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         Ok(())
     }
 
-    /// Returns whether a caller that has waited for as long as it may asks once more. Units of a concurrency
-    /// limit may have come free for that caller.
+    /// Returns whether a caller whose longest wait is over asks the limiter once more. Units of a concurrency limit
+    /// may have come free for that caller.
     fn asks_at_last(&self) -> bool {
         matches!(self.turn, Some(LineTurn::Places(_)))
     }
@@ -488,7 +488,7 @@ fn latest_us(until: Duration) -> u64 {
     micros_floor(until).min(u64::MAX - 1)
 }
 
-/// The decision that admitted a caller, until the caller departs. If this value is dropped before that, the
+/// The decision that admitted a caller, until the caller departs. If this value is dropped before the departure, the
 /// units are refunded, and the callers behind move up.
 struct HeldDecision<'a, L: Limiter> {
     ready: &'a Ready<L>,
@@ -612,7 +612,7 @@ impl NotReady {
         self.kind
     }
 
-    /// Returns the wait that the limiter named in its last answer, if it named one.
+    /// Returns the wait that the limiter named in its last answer, if that answer named a wait.
     #[must_use]
     pub fn wait(&self) -> Wait {
         self.wait

@@ -20,8 +20,8 @@ use crate::policy::Policy;
 
 use super::tag::{Tag, Tags};
 
-/// The maximum number of denials that are remembered. The memory for all of them is allocated when the
-/// limiter is made.
+/// The maximum number of denials that are remembered. The memory for all these denials is allocated when the limiter
+/// is made.
 pub(crate) const DENIALS_MAX: usize = 1 << 20;
 
 /// The longest time for which a denial is remembered.

@@ -9,17 +9,17 @@
 //!
 //! An *epoch* of a key is a number of this process that only grows. The *base* of an epoch is the number of units that
 //! the process held, or may have been granted, when the epoch began. The store refuses a call of an earlier epoch than
-//! the row's epoch. The first call of a later epoch to arrive sets the row to the base, and then takes or returns its
-//! units. A new epoch begins when a call has an unknown outcome, after a reconnect, and with each renewal. So after
-//! the next call the row is correct, even if earlier calls were lost.
+//! the row's epoch. The first call of a later epoch that arrives sets the row to the base, and then takes or returns
+//! its units. A new epoch begins when a call has an unknown outcome, after a reconnect, and with each renewal. So
+//! after the next call the row is correct, even if earlier calls were lost.
 //!
-//! If a take is under way when an epoch begins, its units are part of the base, because the store may grant them.
-//! If the store denies the take, the process returns these units as soon as it learns of the denial.
+//! If a take is under way when an epoch begins, the units of the take are part of the base, because the store may
+//! grant them. If the store denies the take, the process returns these units as soon as it learns of the denial.
 //!
 //! # Resets
 //!
 //! A reset sets all rows of a key to 0 and counts the resets in each row. A process learns of the reset when the
-//! store refuses its next call. The places that the process took before belong to an earlier *run*, and no
+//! store refuses its next call. The places that the process took before the reset belong to an earlier *run*, and no
 //! longer return any units.
 
 use std::collections::HashMap;

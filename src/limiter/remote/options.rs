@@ -132,8 +132,8 @@ macro_rules! shared_options {
             /// most 20 ms later. The charge of such a check may or may not have been taken. A refund or a settlement
             /// first waits for the calls that are under way, and then for the store's answer, even if the answer is
             /// late. So a refund or a settlement can take twice this time, or longer if very many corrections wait or
-            /// the store is silent. A check of concurrency limits whose keys were reset is sent again, once for each
-            /// of these keys.
+            /// the store is silent. If keys of concurrency limits were reset, a check of these keys is sent again,
+            /// once for each such key.
             pub fn deadline(mut self, deadline: std::time::Duration) -> Self {
                 self.shared.deadline = deadline;
                 self
@@ -153,10 +153,10 @@ macro_rules! shared_options {
             ///
             /// After the store has denied a key, the limiter denies the key without asking the store until the key's
             /// wait is over, or a second has passed. So a caller that has to wait for longer than a second costs one
-            /// call a second. If waits are only some milliseconds, most checks of a denied key are still calls. If
-            /// there is no room for a denial, it replaces an older denial, whose key then costs a call again. A
-            /// request with a larger cost than the denied request gets the denied request's wait, which can be too
-            /// short.
+            /// call a second. If waits are only some milliseconds, most checks of a denied key still cost a call
+            /// each. If there is no room for a denial, it replaces an older denial, whose key then costs a call
+            /// again. A request with a larger cost than the denied request gets the denied request's wait, which can
+            /// be too short.
             ///
             /// A set that has a charge [on refusal](crate::limiter::Effect::OnRefusal), for a block or a meter, goes to
             /// the store each time.

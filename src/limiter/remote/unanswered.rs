@@ -13,8 +13,8 @@ pub(crate) enum Unanswered {
     TooMany(usize),
     /// Behind earlier requests, the request would have been answered too late. It was not sent.
     Shed(Shed),
-    /// A call takes this time even if no other call is under way, and the deadline is shorter. The request was not
-    /// sent.
+    /// A call takes this time even if no other call is under way, and this time is longer than the deadline. The
+    /// request was not sent.
     TooFar { call: Duration, deadline: Duration },
     /// Earlier requests took longer than this deadline. The request was not sent.
     NotSent(Duration),

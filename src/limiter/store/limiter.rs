@@ -38,7 +38,7 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 ///
 /// The value of a [concurrency limit](Quota::concurrent) has a row for each process. A process
 /// renews its rows. The process returns units with a separate swap, after the response. At most 256
-/// processes can hold units of one key, and at most 128 can have requests in line for them. So
+/// processes can hold units of one key, and at most 128 processes can have requests in line for units of that key. So
 /// prefer Redis for keys that many processes use at once.
 ///
 /// The limiter decides at the store's time. This process knows the store's time only to within a

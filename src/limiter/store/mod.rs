@@ -25,9 +25,9 @@
 //! | the rest | the state. It is usually two numbers of 8 bytes, little-endian. For logs and sliding windows it is entries: the microseconds since the previous entry, and the entry's units, both with 7 bits in a byte, the lowest bits first. For concurrency limits it is rows |
 //!
 //! A row of a concurrency limit has 36 bytes: the process, its epoch, its units, the instant at
-//! which the row lapses, and the number of its resets. Then come rows of processes with a request
-//! in line. Such a row has the process's number with the highest bit set, the instant since which the request
-//! waits, its cost, the instant at which the row lapses, and the request's number.
+//! which the row lapses, and the number of its resets. Rows of processes with a request in line follow. Such a row
+//! has the process's number with the highest bit set, the instant since which the request waits, its cost, the
+//! instant at which the row lapses, and the request's number.
 //!
 //! If a value does not have this form, or its quota could not have written it, the check fails with an
 //! error of kind [`Foreign`](crate::limiter::StoreErrorKind::Foreign). The value stays in the store
@@ -158,7 +158,7 @@ pub trait Store: Send + Sync + 'static {
     fn swap(&self, changes: &[Change]) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
 
     /// Makes or refuses several swaps, each of which is all-or-nothing, and returns the answer to each, in order. There
-    /// are at most [`max_swaps`](Self::max_swaps) swaps, and no key is in two of them. The store may
+    /// are at most [`max_swaps`](Self::max_swaps) swaps, and no key is in two of these swaps. The store may
     /// [skip](Swapped::skipped) a swap that would keep the other swaps waiting. The limiter then sends that swap with
     /// [`swap`](Self::swap).
     ///
@@ -287,9 +287,9 @@ impl Loaded {
     /// Adds the store's time, which then is the limiter's time. Without the store's time, the limiter uses the clock
     /// of its process.
     ///
-    /// Either each answer of a store has a time, or none has. All times are readings of one clock. The times should be
-    /// exact to some milliseconds, because an error of the time is an error of the decisions. If a time is off by more
-    /// than 100 milliseconds, a check can take two more swaps.
+    /// Either each answer of a store has a time, or no answer has a time. All times are readings of one clock. The
+    /// times should be exact to some milliseconds, because an error of the time is an error of the decisions. If a
+    /// time is off by more than 100 milliseconds, a check can take two more swaps.
     #[must_use]
     pub fn at(self, now: Timestamp) -> Self {
         Self { now: Some(now), ..self }

@@ -14,12 +14,12 @@ use crate::base::sync::{Mutex, lock};
 use crate::base::time::{CLOCK_US_MAX, Timestamp};
 use crate::clock::Clock;
 
-/// If the time of a decision differs from the store's time by more than this plus the round trip,
-/// the decision is undone.
+/// If the time of a decision differs from the store's time by more than this time plus the round trip, the decision
+/// is undone.
 const AWAY: Duration = Duration::from_millis(100);
 
-/// The time of decisions stands still for at most this long. Meanwhile, the waits that decisions report are too
-/// short by up to the same amount.
+/// The time of decisions stands still for at most this time. Meanwhile, the waits that decisions report are too short
+/// by up to the same amount.
 const STANDS: Duration = Duration::from_millis(5);
 
 pub(super) struct StoreTime {
@@ -49,7 +49,7 @@ pub(super) enum TimeUpdate {
     Away,
 }
 
-/// When a call was sent and answered, according to this process's clock.
+/// The instants at which a call was sent and answered, according to this process's clock.
 #[derive(Clone, Copy)]
 pub(super) struct Trip {
     pub(super) sent: Timestamp,

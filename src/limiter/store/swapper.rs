@@ -1,9 +1,9 @@
 //! Takes the requests of a flight to the store: decides them on copies of the values, swaps the results in, and
 //! decides again after conflicts.
 //!
-//! Requests of a flight that are linked by common keys are a *party*. Each party is decided separately, and is one
-//! swap. The swaps of several parties share a call, if the store takes several swaps in a call. After a
-//! conflict, only the party that had the conflict is decided again.
+//! Requests of a flight that are linked by common keys are a *party*. Each party is decided separately, and makes one
+//! swap. The swaps of several parties share a call, if the store takes several swaps in a call. After a conflict,
+//! only the party that had the conflict is decided again.
 //!
 //! # Lost answers
 //!

@@ -93,7 +93,7 @@ impl History {
         Self { versions: SmallVec::new(), is_whole: true }
     }
 
-    /// Returns the history of the next value, after a value with this history and this version.
+    /// Returns the history of the value that follows a value with this history and this version.
     pub(super) fn after(&self, version: Version) -> Self {
         let is_whole = self.is_whole && self.versions.len() < EARLIER;
         let versions = std::iter::once(version).chain(self.versions.iter().copied()).take(EARLIER).collect();
@@ -110,7 +110,7 @@ impl History {
 }
 
 impl StoredState {
-    /// Returns the state under another quota, and how well it fits.
+    /// Returns the state under another quota, and how well the state fits that quota.
     pub(super) fn under(&self, to: &Arc<Written>, quota: &Quota, now: u64) -> (Option<StateForm>, Fit) {
         if Arc::ptr_eq(&self.written, to) || self.written.text == to.text {
             return (Some(self.form.clone()), Fit::Fits);

@@ -48,14 +48,13 @@
 //!
 //! The value of a concurrency limit has another form: a head without numbers, and a row for each process that holds
 //! units or has a request in line for units (see `places.lua`). This value does not depend on the quota, and its
-//! stored key differs from that of a rate with the same name. The script answers with the number of held units
-//! instead of a state.
+//! stored key differs from the stored key of a rate with the same name. The script answers with the number of held
+//! units instead of a state.
 //!
-//! The value of a window of the calendar has three numbers: the end of the window, its count, and its start.
-//! A script knows no calendar. So the call names the window in which the process expects the server's time to
-//! be, and the next window. If the server's time is in neither of the two windows, the script reports this before it
-//! writes anything. The process then asks again with the window of the server's time. The head names the calendar and
-//! its zone.
+//! The window of a calendar is stored as three numbers: the window's end, its count and its start. A script knows no
+//! calendar. So the call names the window in which the process expects the server's time to be, and the next window.
+//! If the server's time is in neither of the two windows, the script reports this before it writes anything. The
+//! process then asks again with the window of the server's time. The head names the calendar and its zone.
 //!
 //! A value with the head of the request's quota is used as it is. A value with another head of this version
 //! was written under another quota, and `look.lua` reads it as a state under the request's quota. If a value
@@ -158,7 +157,7 @@ fn program(requests: &[&WireRequest], number: u64, now: u64) -> Bytes {
 }
 
 /// Returns the call that finds out which rights the user lacks. The key has no state. `time` is true if
-/// scripts use the server's time. The reply names the missing rights as `ACL SETUSER` does.
+/// scripts use the server's time. The reply names the missing rights in the syntax of `ACL SETUSER`.
 pub(super) fn rights(stored: &StoredKey, time: bool) -> Call {
     let time = Bytes::from_static(if time { b"1" } else { b"" });
     Call { script: script::rights(), keys: vec![stored.bytes.clone()], args: vec![time] }

@@ -52,8 +52,8 @@ struct LaneRequest<R> {
 
 type LaneRequests<B> = SmallVec<[LaneRequest<<B as Backend>::Request>; 1]>;
 
-/// The maximum number of abandoned lines that are still to be reported to the store. The store forgets further lines
-/// after a while.
+/// The maximum number of abandoned lines that are still to be reported to the store. The store itself forgets the
+/// lines beyond this number after a while.
 const LEFT_LINES: usize = 1_024;
 
 /// The last probe. The answer of a probe is reused for a second, so clients that can reach a probe cannot

@@ -1,4 +1,4 @@
-//! Units of requests in flight: takes them, returns them, and renews what this process holds.
+//! Units of requests in flight: takes them, returns them, and renews the rows of this process.
 //!
 //! The arithmetic is in [`holdings`](crate::limiter::remote::holdings). This file makes the calls.
 
@@ -45,8 +45,8 @@ impl<B: Backend> Checks<B> {
     /// step.
     ///
     /// # Errors
-    /// Returns the reason why there is no answer. In that case the set has the receipts of the charges that
-    /// were still taken.
+    /// Returns the reason why there is no answer. In that case the set has the receipts of the charges that were
+    /// taken nevertheless.
     pub(super) fn put_answer(
         self: &Arc<Self>,
         set: &mut Set,
@@ -108,7 +108,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Returns units or renews a row at once. The answer is recorded, and then passed to `then`.
+    /// Returns units to the store, or renews a row, at once. The answer is recorded, and then passed to `then`.
     fn send_return(
         self: &Arc<Self>,
         back: &Return,

@@ -22,8 +22,8 @@ const TRIES: u64 = 64;
 impl<B: Backend> Checks<B> {
     /// Asks whether the store decides, unless it was asked within the last second.
     ///
-    /// The check takes a unit of a key that no other check has, and that is forgotten within a second or so. A store
-    /// that is full or read-only still answers checks that take nothing.
+    /// The check takes a unit of a key that no other check uses. The store forgets this key within a second or so. A
+    /// store that is full or read-only still answers checks that take nothing.
     pub(crate) fn probe(self: &Arc<Self>) -> CheckReply<(), B> {
         let now = self.denials.now();
         {

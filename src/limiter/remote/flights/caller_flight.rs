@@ -24,7 +24,7 @@ pub(crate) struct CallerFlight {
     runtime: Handle,
 }
 
-/// The handle by which a caller waits for the flight of its request.
+/// The handle with which a caller waits for the flight of its request.
 pub(crate) struct FlightHandle(Option<Arc<CallerFlight>>);
 
 impl FlightHandle {

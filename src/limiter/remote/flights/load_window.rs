@@ -9,8 +9,8 @@
 //!   The window grows while requests wait for it and calls take less than seven tenths of the deadline, and
 //!   shrinks when calls take longer. Limiters that share a store get about the same window, because each
 //!   limiter adds the same small step.
-//! * Calls that other clients make long are no reason to send less. [`halving`](super::halving) distinguishes such
-//!   calls from calls that limiters make long.
+//! * Long calls are no reason to send less if other clients cause them. [`halving`](super::halving) finds out whether
+//!   other clients or limiters are the cause.
 //! * A lane has few calls in flight while calls are short, because one call with many requests costs less. A lane
 //!   has many calls in flight while calls are long, because a call that waits costs nothing.
 //!
@@ -27,17 +27,17 @@ const WINDOW: u64 = 512;
 const WINDOW_MIN: u64 = 2;
 const WINDOW_MAX: u64 = 1 << 16;
 
-/// A window of one request has this many parts. Windows and gains are counted in such parts.
+/// The number of parts that a window of one request has. Windows and gains are counted in such parts.
 const PART: u64 = 1 << 10;
 
 /// The bounds of the number of calls of a lane at a time, if they share a connection. With two calls at a time, 16
-/// callers got half as many checks as with a call for each, because the store and the process waited for each other.
+/// callers got half the checks that they got with one call each, because the store and the process waited for each
+/// other.
 pub(super) const CALLS_MIN: u64 = 4;
 const CALLS_MAX: u64 = 64;
 
 /// The number of further calls for each millisecond that a call takes beyond `CALL_SHORT`. A process that
-/// lacks processor time reads answers a millisecond late, and more calls would cost the process more of that
-/// time.
+/// lacks processor time reads answers a millisecond late, and more calls would cost the process more processor time.
 const CALLS_PER_MS: u64 = 6;
 const CALL_SHORT: u64 = 2_000_000;
 
@@ -121,12 +121,12 @@ impl LoadWindow {
     /// Returns the time that a request needs for its answer if it is sent now. The time is zero before the first
     /// call.
     ///
-    /// If a lone call takes about as long as others, the limiters do not make calls long, and a late answer costs
-    /// others nothing. In this case the result is the time of a quick call.
+    /// If a lone call takes about the same time as other calls, limiters are not the cause of long calls, and a late
+    /// answer costs other clients nothing. In this case the result is the time of a quick call.
     ///
     /// Otherwise the result is less than the deadline, so a new request may always be sent if the window has
-    /// room. With a larger result, an estimate that is too long would stay: refused callers would retry at
-    /// once and keep the process busy, so that the process read the few answers late.
+    /// room. With a larger result, an estimate that is too long would stay too long: refused callers would retry at
+    /// once and keep the process so busy that it reads the few answers late.
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
@@ -165,8 +165,8 @@ impl LoadWindow {
         most.min(left).min(self.units() / FLIGHTS_MIN).max(1)
     }
 
-    /// Returns whether the window has room for as many requests as a flight should have: for all waiting requests, or
-    /// for as many as one flight may have. So flights do not become small while many requests wait.
+    /// Returns whether the window has room for a whole flight: for all waiting requests, or for the maximum of one
+    /// flight. So flights do not become small while many requests wait.
     pub(super) fn has_room(&self, in_flight: u64, waiting: u64, most: u64) -> bool {
         let left = self.units().saturating_sub(in_flight);
         left >= waiting.min(most).min(self.units() / FLIGHTS_MIN).max(1)
@@ -269,8 +269,8 @@ impl LoadWindow {
     }
 
     /// Records that a call failed after this time. Quick failures reset the estimate and the window to their initial
-    /// values. Without this, the values of a slow moment would stay for as long as the store answers with errors,
-    /// and checks would not be sent because of these values.
+    /// values. Without this reset, the values of a slow moment would stay while the store answers with errors, and
+    /// because of these values checks would not be sent.
     pub(super) fn record_failure(&mut self, took: Duration, sent: Sent, deadline: Duration) {
         if took > deadline / 2 {
             return;
@@ -282,16 +282,16 @@ impl LoadWindow {
 
     /// Returns how long a call may take before the window shrinks.
     ///
-    /// While other clients make calls long, the result is more than the deadline, because some calls are then
-    /// late whatever this process does. If most calls are even later, other clients may not be the cause, and a
-    /// smaller window shows whether they are.
+    /// While other clients are the cause of long calls, the result is more than the deadline, because some calls are
+    /// then late whatever this process does. If most calls take even longer than the result, other clients may not be
+    /// the cause, and a smaller window shows whether they are the cause.
     fn goal(&self, deadline: u64) -> u64 {
         if self.others_make_long && self.call > deadline / 2 { deadline / 10 * 13 } else { self.target(deadline) }
     }
 
-    /// Returns how long a call may take if the limiters make calls long: seven tenths of the deadline. If even a lone
-    /// call takes longer, the result is that longer time plus half of the rest of the deadline, or a little more than
-    /// a lone call takes.
+    /// Returns how long a call may take if limiters are the cause of long calls: seven tenths of the deadline. If a
+    /// lone call takes more than four tenths of the deadline, the result is longer: the mean of the lone call's time
+    /// and the deadline, or a little more than the lone call's time ([`beyond_alone`](Self::beyond_alone)).
     fn target(&self, deadline: u64) -> u64 {
         let half = if self.alone < deadline { (self.alone + deadline) / 2 } else { 0 };
         (deadline / 10 * 7).max(half).max(self.beyond_alone(deadline))
@@ -305,7 +305,7 @@ impl LoadWindow {
     }
 }
 
-/// Returns a smoothed number that moves towards another number by one of `parts` parts of the difference.
+/// Moves a smoothed number towards another number by 1/`parts` of the difference, and returns the new number.
 fn moved(from: u64, to: u64, parts: u64) -> u64 {
     if to >= from { from + (to - from) / parts } else { from - (from - to) / parts }
 }

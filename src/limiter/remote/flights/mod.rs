@@ -335,7 +335,7 @@ impl<F: RemoteStore> Lane<F> {
         }
     }
 
-    /// Returns the reason if a check that comes now is not sent: behind the waiting requests, its answer would come
+    /// Returns the reason if a check that comes now is not sent, because the waiting requests would make its answer
     /// too late.
     fn refuses(&mut self, deadline: Duration, most: CallLimits) -> Option<Unanswered> {
         if self.flights == 0 {
@@ -438,7 +438,7 @@ impl<F: RemoteStore> Lane<F> {
 /// The requests of a flight.
 struct NextBatch<F: RemoteStore> {
     callers: Vec<Caller<F>>,
-    /// When the last of the callers stops waiting.
+    /// The instant at which the last of the callers stops waiting.
     until: Instant,
     /// The time that the store's clock shows when the requests arrive.
     store_time: Option<Timestamp>,

@@ -96,7 +96,7 @@ impl PostgresStoreBuilder {
     }
 
     /// Sets how long a statement waits for a row that another transaction has locked: 1 ms to 60 s, and 25 ms by
-    /// default, which is half of the default deadline of a limiter. After that the statement fails as
+    /// default, which is half of the default deadline of a limiter. After this time the statement fails as
     /// [`Contended`](StoreErrorKind::Contended), and its connection is free for other statements.
     pub fn max_lock_wait(mut self, time: Duration) -> Self {
         self.max_lock_wait = time;

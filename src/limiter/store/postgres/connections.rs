@@ -310,7 +310,7 @@ impl Inner {
         self.give_up(gone);
     }
 
-    /// Opens a connection if one was open before, and none is open or being opened now.
+    /// Opens a connection if a connection was open before, and no connection is open or being opened now.
     fn open_again(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         if state.next == 0 || !state.open.is_empty() || state.attempt.is_some() {

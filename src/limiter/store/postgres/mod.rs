@@ -1,8 +1,8 @@
 //! Limits in PostgreSQL: a table, and one statement for each check.
 //!
-//! [`PostgresStore`] makes its own connections. [`PostgresStoreBuilder::build`] uses the application's pool instead.
-//! The guide's page [No Redis, but a database](crate::guide::no_redis_but_a_database) says what such limits cost,
-//! and what happens if the server fails.
+//! [`PostgresStore`] makes its own connections. [`PostgresStoreBuilder::build`] uses the application's pool instead
+//! of connections of its own. The guide's page [No Redis, but a database](crate::guide::no_redis_but_a_database) says
+//! what such limits cost, and what happens if the server fails.
 //!
 //! # How much it carries
 //!
@@ -54,10 +54,10 @@
 //!
 //! While a transaction is open anywhere in the server, such as a long report or a dump, PostgreSQL
 //! keeps the old versions of all rows that the transaction could still see. Meanwhile the row of a
-//! key that is charged often collects old versions, and each check has to skip them. After a
-//! transaction had been open for 100 s, and 22,000 checks of one key had been made, a check took five times the
-//! usual processor time of the server. After the transaction's end, a check took 1.2 times the usual time, and
-//! the space of old versions is used again. If reports run for hours, use a standby for them.
+//! key that is charged often collects old versions, and each check has to skip these versions. After a transaction
+//! had been open for 100 s, and 22,000 checks of one key had been made, a check took five times the usual processor
+//! time of the server. After the transaction's end, a check took 1.2 times the usual time, and the space of old
+//! versions is used again. If reports run for hours, use a standby for them.
 //!
 //! # Many processes and one key
 //!
