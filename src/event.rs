@@ -73,7 +73,8 @@ pub enum LimiterEvent {
     /// more keys than fit.
     #[non_exhaustive]
     Evicted {
-        /// Whether the key had no allowance left. The client of such a key got a fresh allowance.
+        /// Whether the key had no allowance left. The client of a key without allowance got a fresh
+        /// allowance.
         throttled: bool,
     },
     /// A new key was denied because the table is full.

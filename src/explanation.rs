@@ -48,7 +48,7 @@ labelled! {
         NoQuota = "no_quota",
         /// The request has no key, and the rule [exempts](crate::MissingKey::Exempt) such requests.
         KeyExempt = "key_exempt",
-        /// The request has no key. In the mode `enforce` the rule refuses such requests.
+        /// The request has no key. In the mode `enforce` the rule refuses requests without a key.
         KeyMissing = "key_missing",
         /// An earlier rule refuses the request, because the request has no key for that rule.
         NotAsked = "not_asked",

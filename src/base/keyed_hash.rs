@@ -1,4 +1,5 @@
-//! A hash with a secret. Nobody without the secret can compute it. All processes, versions and builds compute the same.
+//! A hash with a secret. Nobody without the secret can compute the hash. All processes, versions and builds compute the
+//! same hash.
 //!
 //! A hash is the first half of the SHA-256 of the secret and the bytes. Nobody can compute from a half the hash of
 //! longer bytes.

@@ -326,7 +326,7 @@ impl<'a> AdviceReader<'a> {
         }
     }
 
-    /// Reads a header as a list of this kind. Returns whether the header is such a list.
+    /// Reads a header as a list of this kind. Returns whether the header is a list of this kind.
     fn list(&mut self, list: List, name: &'a str, prefix: &'a str) -> bool {
         let mut items = PrefixedMember::new();
         let each = |item| {

@@ -50,7 +50,7 @@
 //!   ignored. If a refusal has only malformed values, the client waits as if the refusal named no time.
 //! * [`Advice::read`] reads only headers, and trailers that the program passes to it. The program itself has
 //!   to read waits in bodies, such as Telegram's `retry_after`, and waits in gRPC's trailers after messages.
-//!   The program can pass such waits to [`ObeyLayer::pause`].
+//!   The program can pass the waits that it reads itself to [`ObeyLayer::pause`].
 //! * Structured fields follow RFC 9651. A malformed header is ignored as a whole, as the drafts
 //!   require.
 //! * A response with an `Age` above 0 comes from a cache. From such a response only waits are read, and
@@ -107,8 +107,8 @@
 //! # Limits of the reading
 //!
 //! * A reset in milliseconds from now is misread by a factor of 1,000, because such a number looks like
-//!   seconds. Servers that send such resets are rare. Misreading a reset in milliseconds makes the wait
-//!   longer, never shorter.
+//!   seconds. Servers that send resets in milliseconds are rare. Misreading a reset in milliseconds
+//!   makes the wait longer, never shorter.
 //! * If a response's `Date` and a reset that is a date come from clocks that differ, the time until the
 //!   reset is wrong. Resets in seconds do not depend on any clock.
 //! * Waits in bodies are not read, such as Telegram's `retry_after` or Google's `RetryInfo` in JSON. Waits

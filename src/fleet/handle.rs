@@ -88,7 +88,7 @@ enum Applying {
     #[default]
     No,
     Once,
-    /// A thread does, and has to do it once more.
+    /// A thread makes the tables follow, and has to do so once more.
     Again,
 }
 
@@ -678,7 +678,7 @@ impl Inner {
         self.apply();
     }
 
-    /// Waits until this revision or a later one is in force. Another thread may be putting it in force.
+    /// Waits until this revision or a later one is in force. Another thread may be putting the revision in force.
     async fn wait_until_in_force(&self, revision: u64) {
         while lock(&self.state).in_force.document.revision < revision {
             tokio::time::sleep(PAUSE).await;
@@ -719,7 +719,8 @@ impl Inner {
         }
     }
 
-    /// Returns the latest document and the tables that have to follow it. Returns `None` if all tables follow it.
+    /// Returns the latest document and the tables that have to follow it. Returns `None` if all tables follow the
+    /// latest document.
     fn next_to_apply(&self) -> Option<(KnownFleet, Vec<NamedTable>)> {
         let mut state = lock(&self.state);
         if state.applying != Applying::Again {

@@ -140,7 +140,8 @@ impl Headers {
     ///   only client of its key.
     /// * Refusals report only whole seconds. A refused client that returns within milliseconds would be
     ///   refused again if many clients share the key.
-    /// * Other formats have no such parameters. [`Headers::openai`] writes milliseconds.
+    /// * Other formats have no parameters like `tower-r` and `tower-ms`. [`Headers::openai`] writes
+    ///   milliseconds.
     #[must_use]
     pub fn draft_11() -> Self {
         Self::with(vec![Header::list(RATE_LIMIT_POLICY, List::Policies), Header::list(RATE_LIMIT, List::Limits)])

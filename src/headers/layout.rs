@@ -21,8 +21,8 @@ pub(crate) struct RefusalLayout {
 
 impl PreparedHeaders {
     /// Lays out the headers of refusals with this status: first `headers`, and then the headers that
-    /// report quotas. No header name may occur in both. Returns `None` for redirects, which get fewer
-    /// headers.
+    /// report quotas. No header name may occur in both parts. Returns `None` for redirects, which get
+    /// fewer headers.
     pub(crate) fn lay_out_refusal(&self, mut headers: HeaderMap, status: StatusCode) -> Option<RefusalLayout> {
         if status.is_redirection() {
             return None;

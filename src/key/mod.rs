@@ -52,8 +52,8 @@
 //!
 //! # What a client can vary
 //!
-//! A client that can change its key at will has no limit. To limit such a client, add a second rule by
-//! address.
+//! A client that can change its key at will has no limit. To limit a client that can change its key,
+//! add a second rule by address.
 //!
 //! | extractor | spellings that make the same key | what a client can vary |
 //! |---|---|---|

@@ -564,7 +564,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Sets how long a [message](Self::messages) over a quota may wait until it passes. By default
-    /// such messages are refused at once. This setting does not affect requests.
+    /// messages over a quota are refused at once. This setting does not affect requests.
     ///
     /// Messages of one key wait in one line, whichever connection they come from, and pass in the order in which they
     /// came. If no message waits, several messages may ask at the same time. A store decides messages that ask at the

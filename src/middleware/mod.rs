@@ -52,8 +52,8 @@
 //! | the limiter failed | as [`OnError`](crate::OnError) says | passes, if no enforced rule applies | passes, if no enforced rule applies |
 //!
 //! A rule's mode is the mode of each of its quotas. If several rules deny a request, a rule that
-//! enforces refuses it. If none of them enforces, a rule that degrades sets the outcome. If none of
-//! them degrades either, the outcome is
+//! enforces refuses it. If none of these rules enforces, a rule that degrades sets the outcome. If
+//! none of these rules enforces or degrades, the outcome is
 //! [`ShadowLimited`](crate::observe::OutcomeKind::ShadowLimited).
 //!
 //! # Nested layers

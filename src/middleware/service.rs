@@ -23,9 +23,9 @@ use crate::limiter::memory::limiter::MemoryLimiter;
 /// A service with limited rates, made by a [`RateLimitLayer`](crate::RateLimitLayer).
 ///
 /// This type is a `Service` if the response body of the inner service is a [`ResponseBody`]. Axum's
-/// body (feature `axum`) and tonic's body (feature `tonic`) are such bodies. For every other body,
-/// end the layer with [`.wrap_body()`](crate::RateLimitLayer::wrap_body). The method `wrap_body` is
-/// also the fix if the compiler finds no method `call`, `ready` or `oneshot`.
+/// body (feature `axum`) and tonic's body (feature `tonic`) implement `ResponseBody`. For every
+/// other body, end the layer with [`.wrap_body()`](crate::RateLimitLayer::wrap_body). The method
+/// `wrap_body` is also the fix if the compiler finds no method `call`, `ready` or `oneshot`.
 ///
 /// The request's body may be any [`http_body::Body`](Body), because the layer [discards the
 /// rest](crate::RateLimitLayer::discard_body) of refused requests. For a test, `String` is a body,

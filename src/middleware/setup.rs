@@ -14,8 +14,8 @@ use crate::policy::Policy;
 use crate::quota::Algorithm;
 use crate::setup_warning::SetupWarningKind;
 
-/// The charges that outer layers made for a request. Only the first requests of those layers have
-/// this extension.
+/// The charges that outer layers made for a request. Only the first requests of the outer layers
+/// have this extension.
 #[derive(Clone)]
 struct Earlier(Arc<HashSet<ChargedTo>>);
 

@@ -9,7 +9,7 @@ use crate::base::json::push_string;
 pub(super) enum BodyFormat {
     /// A problem of RFC 9457.
     ProblemJson,
-    /// The same object as a problem's, sent as `application/json`.
+    /// The object of a problem, sent as `application/json`.
     Json,
     /// One line of text.
     Text,

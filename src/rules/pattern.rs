@@ -58,7 +58,7 @@ impl Pattern {
 /// The longest text that is compared with patterns, in bytes.
 const COMPARED_MAX: usize = 1_000;
 
-/// Texts and patterns. At least one of them must match the bytes of a header.
+/// Texts and patterns. At least one of these texts and patterns must match the bytes of a header.
 pub(super) struct AnyOf {
     exact: HashSet<Box<str>>,
     patterns: Vec<Pattern>,

@@ -131,7 +131,7 @@ pub(crate) enum QuotaSpec {
     Plans(PlansSpec),
 }
 
-/// Quotas for plans: each request has one of them.
+/// Quotas for plans: each request has one of the plans.
 #[derive(Clone, Debug)]
 pub(crate) struct PlansSpec {
     /// The part of a request that names its plan.

@@ -97,8 +97,8 @@ const KEYS: usize = 10_000;
 /// | only `Retry-After` | a layer for each, which adapts | 25.2 % | 99.9 % | 0.27 | 58 s |
 ///
 /// * If responses say how many units remain, a shared layer sends exactly this number of requests.
-/// * Processes that share no state collide, even if each of them waits as it should. Give such
-///   processes a shared [quota of their own](Self::own_quota).
+/// * Processes that share no state collide, even if each of them waits as it should. Give processes
+///   without shared state a shared [quota of their own](Self::own_quota).
 /// * If a server does not report what remains, clients can spare the server or use its whole limit,
 ///   not both.
 ///

@@ -19,7 +19,8 @@ use crate::error::BoxError;
 ///   be sent, a clone of the inner service is made ready.
 /// * The error is boxed: an [`ObeyError`](super::ObeyError) if the layer did not send the request, and
 ///   otherwise the inner service's error.
-/// * A request joins the line in `call`. If its future is dropped, the request leaves the line.
+/// * A request joins the line in `call`. If the request's future is dropped, the request leaves the
+///   line.
 /// * If the compiler finds no method `call`, `ready` or `oneshot`, the inner service is not `Clone`, or does
 ///   not take [`http::Request`]s: [`reqwest::Client` needs a `service_fn`](super::ObeyLayer#around-reqwest).
 #[derive(Clone, Debug)]

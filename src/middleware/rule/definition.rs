@@ -133,8 +133,8 @@ impl Rule {
     /// Makes a rule of several quotas that a request must all meet, such as 60 per minute, 1,000
     /// per hour and 10,000 per day.
     ///
-    /// The quotas share the key, the cost, the condition and the other settings of the rule. A
-    /// request is charged to all of them or to none. Each quota is a policy of its own, so that headers,
+    /// The quotas share the key, the cost, the condition and the other settings of the rule. A request
+    /// is charged to all of the quotas or to none. Each quota is a policy of its own, so that headers,
     /// refusals and metrics distinguish them.
     ///
     /// If a quota is in a pair with the name `burst`, its policy is called `client-burst`. The policy
