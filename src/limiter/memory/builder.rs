@@ -61,8 +61,8 @@ impl MemoryLimiterBuilder {
     /// is at most 2^26. A larger number counts as the maximum.
     ///
     /// A single key may use all entries. The limiter does [not support](crate::limiter::Limiter::supports) a quota
-    /// under which one key may need more entries. A log needs one entry for each unit of its limit, and a sliding
-    /// window needs one for each bucket and two more.
+    /// under which one key may need more entries than the limiter has. A log needs one entry for each unit of its
+    /// limit, and a sliding window needs one for each bucket and two more.
     pub fn min_entries(mut self, entries: usize) -> Self {
         self.setup.entries = entries;
         self

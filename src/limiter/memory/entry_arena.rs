@@ -8,9 +8,10 @@
 //! numbers of its quota. The head also holds the state's pair, or the number of the first block of entries. The
 //! word of the key's slot then names the head. So a pair with a head needs no other block.
 //!
-//! There are at least as many blocks as slots, so blocks run out only if most states are logs with heads. If no
-//! block is free, a chain *folds* its own entries: two neighbouring entries become one entry with the later
-//! date. A folded entry counts for longer than it should, never for less time, and no key is forgotten.
+//! There are at least as many blocks as slots, so each state has room for at least one entry, unless most states are
+//! logs with heads. If no block is free, a chain *folds* its own entries: two neighbouring entries become one entry
+//! with the later date. A folded entry counts for longer than it should, never for less time, and no key is
+//! forgotten.
 
 use crate::algorithm::Pair;
 use crate::algorithm::entry_log::{Edit, LogEntries};

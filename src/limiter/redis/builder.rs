@@ -87,8 +87,8 @@ impl RedisLimiterBuilder {
     /// again 5 s later.
     ///
     /// An error of the closure is reported in the same way as a connection that could not be made. Events and errors
-    /// contain the text of the closure's error, so the text must not contain a secret. Such a closure is not possible
-    /// with `redis-sentinel://`.
+    /// contain the text of the closure's error, so the text must not contain a secret. A closure for credentials is
+    /// not possible with `redis-sentinel://`.
     ///
     /// ```no_run
     /// use std::time::Duration;

@@ -133,9 +133,9 @@
 //!
 //! # When more than the limit is held
 //!
-//! In memory, only forced charges, and requests that pass although their check failed, hold more than the
-//! limit. On Redis and over a store, all processes together hold at most the limit, except in five cases. *L*
-//! is the time after which [a row lapses](#how-places-are-counted), 30 s by default:
+//! In memory, only forced charges, and requests that pass although their check failed, can exceed the limit. On Redis
+//! and over a store, all processes together hold at most the limit, except in five cases. *L* is the time after which
+//! [a row lapses](#how-places-are-counted), 30 s by default:
 //!
 //! | case | how much more | for how long |
 //! |---|---|---|

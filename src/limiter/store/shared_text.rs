@@ -31,7 +31,7 @@ const PARTS_MAX: usize = 63;
 /// The number of the format.
 const FORMAT: u8 = 1;
 
-/// The time to live of a text. The time begins again with each change.
+/// The time to live of a text. Each change of the text begins this time anew.
 const LIVES: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 /// The maximum number of times that the text is read if it is replaced during each reading.

@@ -267,7 +267,7 @@ impl ClusterState {
         map.servers.get(at).cloned()
     }
 
-    /// Replaces the map with the map of a server. Servers that the new map does not have are dropped.
+    /// Replaces the map with the map that a server has sent. Servers that the new map does not have are dropped.
     fn install(&self, slots: Slots, from: &Arc<Server>) -> Result<(), RedisError> {
         // The replaced servers are dropped after the lock is released, because the drop calls observers, which may
         // use the limiter.

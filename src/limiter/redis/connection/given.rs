@@ -14,7 +14,7 @@ use crate::limiter::BoxFuture;
 pub(super) struct Given<C> {
     connection: C,
     address: Address,
-    /// Whether the connection leads to a cluster. The first call finds this out.
+    /// Whether the connection leads to a cluster. The first call determines this value.
     is_cluster: OnceCell<bool>,
 }
 

@@ -4,9 +4,9 @@
 //! twenty processes of this crate fill. If other clients make the calls long, this process may send more
 //! without a cost to others. If processes of this crate made the calls long and then sent even more, nearly
 //! every answer would come too late. So while calls take long, all limiters of a store halve their windows at
-//! the same times: in every second [`HalvingPhase`] of the store's clock, which the store's answers report. The
-//! time that limiters cause is halved in such a phase, and the time that others cause is not. The two measured
-//! times give the time of a call while no limiter sends anything.
+//! the same times: in every second [`HalvingPhase`] of the store's clock, which the store's answers report. In such a
+//! phase, the part of a call's time that limiters cause is halved, and the part that other clients cause is not. The
+//! two measured times give the time of a call while no limiter sends anything.
 
 use std::time::Duration;
 

@@ -4,7 +4,7 @@
 //! stays there:
 //!
 //! * A request is not sent if its answer would come too late. So the store does no work for answers that no caller
-//!   waits for. Such work makes throughput collapse under an overload.
+//!   waits for. Work for such answers makes throughput collapse under an overload.
 //! * The window bounds the requests in flight, or the calls in flight if each call has its own connection.
 //!   The window grows while requests wait for it and calls take less than seven tenths of the deadline, and
 //!   shrinks when calls take longer. Limiters that share a store get about the same window, because each

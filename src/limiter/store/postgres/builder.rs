@@ -146,7 +146,7 @@ impl PostgresStoreBuilder {
     }
 
     /// Connects with a configuration and an implementation of TLS, such as `tokio-postgres-rustls` or
-    /// `postgres-native-tls`. Apart from that, this method does the same as [`connect`](Self::connect).
+    /// `postgres-native-tls`. In all other respects, this method does the same as [`connect`](Self::connect).
     ///
     /// A configuration with several hosts connects to the first host that accepts writes.
     ///

@@ -38,8 +38,8 @@ const RUNS: u32 = 20;
 /// The longest pause before an undone statement is run again.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The longest time to live in seconds: 300 years. PostgreSQL can store instants that are later
-/// than that.
+/// The longest time to live in seconds: 300 years. PostgreSQL can store instants that lie further ahead than this
+/// time.
 const LIVES_MAX: u64 = 300 * 366 * 24 * 3_600;
 
 /// A [`Store`] in a table of PostgreSQL 12 or later.
