@@ -50,7 +50,7 @@ const PROMISES: &[Promise] = &[
     ),
     (
         "src/limiter/remote/options.rs::IN_FLIGHT",
-        &["at least 1, and {} by default. A further check", "more than {} checks wait for an answer"],
+        &["at least 1, and {} by default. A check", "more than {} checks wait for an answer"],
     ),
     (
         "src/limiter/remote/permits.rs::CORRECTIONS_MIN",
