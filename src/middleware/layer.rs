@@ -383,8 +383,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * A request that goes to the [overflow](Self::overflow) is not read by this layer. If the
     ///   overflow's service leaves a body unread, the client may not see the answer.
     /// * The layer's [timer](Self::delay) measures the time. A layer without a timer uses `TokioTimer`
-    ///   if the feature `tokio` is on, which `axum` and `tonic` enable. Without a timer, or outside of a
-    ///   runtime, nothing is read. The runtime needs its time driver.
+    ///   if the feature `tokio` is on, which `axum` and `tonic` enable. Without any timer, or outside of
+    ///   a runtime, nothing is read. The runtime needs its time driver.
     /// * If the layer is in a client, the request's body has not been sent yet. Set
     ///   `discard_body(0, Duration::ZERO)` there.
     ///

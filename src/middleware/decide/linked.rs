@@ -93,9 +93,9 @@ impl Ticket {
         closed
     }
 
-    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. A
-    /// closed block that enforces takes nothing either. So the rule's next decisions do not depend on whether the
-    /// block enforces.
+    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded.
+    /// While a block that enforces is closed, nothing is taken either. So the rule's next decisions do not depend
+    /// on whether the block enforces.
     #[cold]
     pub(crate) fn take_nothing_while_closed<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let closed = self.closed();

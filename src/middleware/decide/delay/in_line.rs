@@ -6,9 +6,8 @@
 //!
 //! Some charges count refusals: the strikes of blocks, and charges to quotas that count denied requests. Each of
 //! these charges counts a refused request once, although the layer asks the limiter several times. While a request
-//! may still wait, the layer only looks at an enforced block. If a quota of the set counts denied requests, the
-//! layer peeks at the set before it takes the set. For the final decision, the layer asks the limiter for all
-//! charges.
+//! may still wait, the layer only looks at an enforced block, and takes a set with a quota that counts denied
+//! requests only after a peek at the set. For the final decision, the layer asks the limiter for all charges.
 //!
 //! A message may also wait for units that become free with time. The message waits for these units in a line of the
 //! layer, and asks again at the instant that the limiter named. The message asks only when no earlier message waits for
