@@ -171,7 +171,7 @@ const PROMISES: &[Promise] = &[
         &[
             "takes by default, for up to {}.",
             "are read and discarded, for up to {} |",
-            "a connection that is held for up to {}.",
+            "a body costs bandwidth, and holds the connection for up to {}.",
             "before it answers. The default is {_} in {}.",
         ],
     ),
@@ -196,7 +196,7 @@ const PROMISES: &[Promise] = &[
         &[
             "are worth up to {}, because each piece costs",
             "within a piece: {_} to {}.",
-            "all downloads of a key share it, in pieces of {_} to {}.",
+            "all downloads of a key share the pace, in pieces of {_} to {}.",
         ],
     ),
     ("src/client/retry.rs::RETRIES", &["how many times a request is retried, by default {}."]),
@@ -224,7 +224,7 @@ const PROMISES: &[Promise] = &[
             "sliding log has at most {} units, a concurrency",
             "each unit of the limit. The limit is at most {}.",
             "the limit is above {}.",
-            "So its limit is at most {}.",
+            "So the limit of a log is at most {}.",
             "| the limit of a sliding log | {_} | {} |",
         ],
     ),
@@ -276,10 +276,7 @@ const PROMISES: &[Promise] = &[
         "src/rules/handle.rs::EVERY_MIN",
         &["checks the file at an interval of at least {}.", "Reads the file at this interval, at least {},"],
     ),
-    (
-        "src/status/operators.rs::OFFER_LASTS",
-        &["is valid for one action within {}, and only", "within {}, for the operator who explained"],
-    ),
+    ("src/status/operators.rs::OFFER_LASTS", &["is valid for one action within {}, and only"]),
     ("src/limiter/shared_text.rs::REPORTS_MAX", &["the page shows up to {} processes by name"]),
     ("src/status/operators.rs::OFFERS_BYTES_MAX", &["All tokens together hold at most {} of keys."]),
     ("src/status/operators.rs::DONE_MAX", &["The page lists the last {} actions."]),
