@@ -16,6 +16,7 @@ use super::dispatch::Dispatcher;
 use super::error::RedisError;
 use super::keys::{CallerKeys, KeySpace, SLOTS};
 use super::limiter::RedisLimiter;
+use super::wire;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Checks, Flights, Options, shared_options};
 
@@ -303,7 +304,8 @@ impl RedisLimiterBuilder {
         runtime()?;
         let (deadline, observers) = (self.shared.deadline, self.shared.observers.clone());
         let (client, credentials, pem) = (self.client, self.credentials.clone(), self.pem.clone());
-        Ok(ConnectionSettings { client, credentials, pem, deadline, observers, ..ConnectionSettings::default() })
+        let probe = wire::probe();
+        Ok(ConnectionSettings { client, credentials, pem, probe, deadline, observers, ..ConnectionSettings::default() })
     }
 
     fn build(self, store: RedisConnections) -> Result<RedisLimiter, RedisError> {

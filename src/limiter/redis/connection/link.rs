@@ -6,8 +6,8 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OnceCell};
@@ -54,6 +54,8 @@ pub(super) struct Link {
     pub(super) transport: Box<dyn Transport>,
     /// Notifies the task that fetches the cluster's map, if the server is of a cluster.
     cluster: Option<Arc<Notify>>,
+    /// The script of checks, without a request.
+    probe: Call,
     /// The time that a check may take.
     deadline: Duration,
     /// The time for which the server may be silent while calls wait.
@@ -114,6 +116,7 @@ impl Link {
             address,
             transport,
             cluster,
+            probe: settings.probe.clone(),
             deadline: settings.deadline,
             silence: settings.silence(),
             connect_timeout: settings.connect_timeout(),
@@ -194,19 +197,33 @@ impl Link {
         until: Instant,
         slot: SlotState,
     ) -> Result<RedisReply, CallFailure> {
-        let address = std::ptr::from_ref(call.script).addr();
+        self.by_name_or_text(call.script, |command, script| self.evaluate(command, script, call, until, slot)).await
+    }
+
+    /// Runs a script by its name, and by its text if the server does not know it.
+    async fn by_name_or_text<A: Future<Output = Result<RedisReply, CallFailure>>>(
+        &self,
+        script: &'static Script,
+        run: impl Fn(&'static str, &'static str) -> A,
+    ) -> Result<RedisReply, CallFailure> {
+        let address = std::ptr::from_ref(script).addr();
         // Reads `has_run` before the call. While this call is under way, another of the first calls may set `has_run`,
         // and then it would look as if the server had forgotten the script.
         let had_run = self.has_run.load(Ordering::Relaxed) == address;
-        match self.evaluate("EVALSHA", &call.script.sha, call, until, slot).await {
+        let answer = match run("EVALSHA", &script.sha).await {
             Err(CallFailure { cause: Cause::NoScript, .. }) => {
                 if had_run {
                     self.record_forgotten(address);
                 }
-                self.evaluate("EVAL", call.script.text, call, until, slot).await
+                run("EVAL", script.text).await
             }
             answer => answer,
+        };
+        // All calls share this cache line, so this writes only if the value changes.
+        if answer.is_ok() && self.has_run.load(Ordering::Relaxed) != address {
+            self.has_run.store(address, Ordering::Relaxed);
         }
+        answer
     }
 
     /// Records that the server no longer knows the script at this memory address. So the server was restarted, or
@@ -389,17 +406,11 @@ impl Link {
         error.report_to(&self.events);
     }
 
-    /// Runs a script that does nothing, in the same way as checks, because a server may answer
-    /// other commands but run no scripts.
+    /// Runs the script of checks without a request, because a server may answer other commands but run no scripts. The
+    /// server knows the script from then on, so the first check takes one round trip.
     pub(super) async fn probe(&self, until: Instant) -> Result<(), CallFailure> {
-        static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
-        let answer = match self.send_keyless("EVALSHA", &[&NOTHING.sha, "0"], until).await {
-            Err(CallFailure { cause: Cause::NoScript, .. }) => {
-                self.send_keyless("EVAL", &[NOTHING.text, "0"], until).await
-            }
-            answer => answer,
-        };
-        answer.map(drop)
+        let run = |command, script| self.send(Command::script(command, script, &self.probe), until);
+        self.by_name_or_text(self.probe.script, run).await.map(drop)
     }
 
     /// Returns the shortest of some round trips to the server, or `None` if there is no connection. The round trip

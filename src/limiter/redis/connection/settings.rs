@@ -1,12 +1,13 @@
 //! The settings of a store.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use super::tls::Pem;
 use crate::limiter::redis::client::RedisClient;
 use crate::limiter::redis::credentials::CredentialSource;
+use crate::limiter::redis::script::{Call, Script};
 use crate::limiter::remote::DEADLINE;
 use crate::outcome::Observer;
 
@@ -34,6 +35,8 @@ pub(in crate::limiter::redis) struct ConnectionSettings {
     pub(in crate::limiter::redis) credentials: Option<CredentialSource>,
     /// The certificates for TLS.
     pub(in crate::limiter::redis) pem: Pem,
+    /// The call by which servers are probed. By default its script does nothing.
+    pub(in crate::limiter::redis) probe: Call,
     /// The time that a call may take: from 2 ms, because timers are no finer, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
     /// The number of failed attempts to connect in a row after which a server is believed dead. For a connection of
@@ -45,8 +48,18 @@ pub(in crate::limiter::redis) struct ConnectionSettings {
 
 impl Default for ConnectionSettings {
     fn default() -> Self {
+        static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
         let (client, observers) = (RedisClient::default(), Vec::new());
-        Self { client, credentials: None, pem: Pem::default(), deadline: DEADLINE, failures: FAILURES, observers }
+        let probe = Call { script: &NOTHING, keys: Vec::new(), args: Vec::new() };
+        Self {
+            client,
+            credentials: None,
+            pem: Pem::default(),
+            probe,
+            deadline: DEADLINE,
+            failures: FAILURES,
+            observers,
+        }
     }
 }
 

@@ -130,6 +130,12 @@ pub(super) fn call(requests: &[&WireRequest], number: u64, time: CallTime) -> Ca
     Call { script: script::requests(), keys, args: std::iter::once(program).chain(clock).collect() }
 }
 
+/// Returns a call without a request, which reads and writes nothing. A server that has run it knows the script. It
+/// needs no rights but those to run scripts, because it names a time.
+pub(super) fn probe() -> Call {
+    call(&[], u64::MAX, CallTime::Given(Timestamp::from_micros(0)))
+}
+
 /// Returns the number of the call, and the program, with the windows at an instant.
 fn program(requests: &[&WireRequest], number: u64, now: u64) -> Bytes {
     // Reserves room for one run only, because the requests of a call are usually alike.

@@ -46,10 +46,7 @@ fn sent(command: Command<'_>, slot: SlotState) -> Sent {
     }
     let mut arguments = command.arguments();
     let Some(Argument::Text(script)) = arguments.next() else { panic!("a call of a script begins with its name") };
-    let keys = match arguments.next() {
-        Some(Argument::Number(keys)) => keys,
-        _ => 0, // a probe has the text "0"
-    };
+    let Some(Argument::Number(keys)) = arguments.next() else { panic!("the number of keys follows") };
     let mut bytes: Vec<_> = arguments
         .map(|argument| match argument {
             Argument::Bytes(bytes) => bytes.clone(),

@@ -391,8 +391,9 @@ fn outcome(ended: &Ended) -> String {
 /// Returns the number of a call of the limiter.
 fn number_of(sent: &Sent) -> Option<u64> {
     let Sent::Script { keys, args, .. } = sent else { return None };
-    if keys.first().is_some_and(|key| key.ends_with(b"{fleet}")) {
-        return None; // the operators' settings
+    // A probe has no key. Keys that end so are the operators' settings.
+    if keys.first().is_none_or(|key| key.ends_with(b"{fleet}")) {
+        return None;
     }
     // It precedes the program.
     Some(u64::from_le_bytes(*args.first()?.first_chunk()?))
