@@ -58,8 +58,9 @@ pub(super) struct LoadWindow {
     halving: Halving,
     /// Whether windows are halved now.
     is_halved: bool,
-    /// True if other clients cause most of the time of a call.
-    others_make_long: bool,
+    /// The time of a call with whole windows, when other clients were found to cause most of it. `None` if they were
+    /// not.
+    long_by_others: Option<u64>,
     /// The maximum number of requests in flight, in parts.
     window: u64,
     /// The window at the instant when calls last became too long, in parts. The window grows quickly up to
@@ -100,7 +101,7 @@ impl LoadWindow {
             alone: 0,
             halving: Halving::default(),
             is_halved: false,
-            others_make_long: false,
+            long_by_others: None,
             window,
             proven: 0,
             course: Course::Grew,
@@ -130,7 +131,7 @@ impl LoadWindow {
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
-            call if self.others_make_long || call <= self.beyond_alone(nanos(deadline)) => {
+            call if self.long_by_others.is_some() || call <= self.beyond_alone(nanos(deadline)) => {
                 Duration::from_nanos(call.saturating_sub(2 * self.spread))
             }
             call => (Duration::from_nanos(call + self.spread) + deadline / 20).min(deadline / 8 * 7),
@@ -204,7 +205,7 @@ impl LoadWindow {
         if is_eased {
             return;
         }
-        let is_free = self.others_make_long && is_long;
+        let is_free = self.long_by_others.is_some() && is_long;
         // If other clients make calls long, the window may be so large that it is not full even when it is halved.
         let room = if is_free { 4 } else { 2 };
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.units();
@@ -242,6 +243,9 @@ impl LoadWindow {
 
     /// Updates the time of a lone call with the time of this call.
     fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, deadline: u64) {
+        // If others make calls long, the window grows, and calls take as long as before. If they take much longer, the
+        // limiters make them long after all. The next finding would say so only a second later.
+        self.long_by_others = self.long_by_others.filter(|whole| self.call <= whole + whole / 2);
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
                 self.alone = moved(self.alone, finding.alone, 3).max(1);
@@ -249,9 +253,10 @@ impl LoadWindow {
                 // window is sent right after an answer, at the beginning of a turn, but a call with a whole window is
                 // sent at any time. Therefore a phase sometimes measures only half of the delay that other processes
                 // cause.
-                let part = if self.others_make_long { 3 } else { 2 };
+                let part = if self.long_by_others.is_some() { 3 } else { 2 };
                 let has_a_chance = self.alone < deadline + 2 * self.spread;
-                self.others_make_long = has_a_chance && self.alone >= finding.whole / part;
+                let is_made_by_others = has_a_chance && self.alone >= finding.whole / part;
+                self.long_by_others = is_made_by_others.then_some(finding.whole);
             }
         }
         let is_measured = sent.phase.is_some() && is_long && self.alone > 0;
@@ -286,7 +291,11 @@ impl LoadWindow {
     /// then late whatever this process does. If most calls take even longer than the result, other clients may not be
     /// the cause, and a smaller window shows whether they are the cause.
     fn goal(&self, deadline: u64) -> u64 {
-        if self.others_make_long && self.call > deadline / 2 { deadline / 10 * 13 } else { self.target(deadline) }
+        if self.long_by_others.is_some() && self.call > deadline / 2 {
+            deadline / 10 * 13
+        } else {
+            self.target(deadline)
+        }
     }
 
     /// Returns how long a call may take if limiters are the cause of long calls: seven tenths of the deadline. If a
@@ -424,6 +433,16 @@ mod tests {
         assert!(free > 4 * WINDOW, "{free}");
         let full = play(Duration::ZERO, MS).window.div_ceil(PART);
         assert!((25..45).contains(&full), "{full} requests of a millisecond");
+    }
+
+    /// Calls take longer because the window has grown.
+    #[test]
+    fn finding_ends_when_calls_become_much_longer() {
+        let mut window = play(30 * MS, Duration::ZERO);
+        window.enter(None, DEADLINE);
+        let grown = window.units();
+        full(&mut window, 200, 50 * MS);
+        assert!(window.units() < grown, "{} of {grown}", window.units());
     }
 
     /// Its round trip alone takes more than seven tenths of the deadline.

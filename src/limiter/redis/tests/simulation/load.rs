@@ -22,9 +22,6 @@ const QUIET_US: u64 = 200_000;
 /// server of 3.5 ms a check have windows of a few checks each, so it is not all.
 const LEAST: u64 = 750;
 
-/// The same for processes that have never seen the server quiet.
-const LEAST_COLD: u64 = 400;
-
 /// The time after a demotion in which every process has found the new master.
 const FOUND: u64 = 2_000;
 
@@ -33,8 +30,6 @@ const FOUND: u64 = 2_000;
 pub(super) struct Load {
     /// The checks that a client could have decided which sends each by itself, and none too many.
     carried: u64,
-    /// The part of that which has to be decided, in thousandths.
-    least: u64,
     /// From when on the law holds: at first no process knows what calls take.
     from: Duration,
     /// From when on no check may fail, because the new master was there for long enough.
@@ -84,11 +79,11 @@ impl Plan {
         // What the server carries, in thousandths.
         let offered = *chance.of(&[300, 700, 1_000, 1_500, 3_000]);
         let apart_us = ((call_us + request_us) * 1_000 / offered).max(1);
-        let lasts_us = (CHECKS * apart_us).min(1_500_000);
-        // Most processes have seen the server quiet. One that has not takes the wait that others cause for the
-        // server's distance, and lets its calls take longer than is good, until a second or two of the server's clock
-        // have told it (see `halving.rs`). A story is over by then.
-        let (quiet_us, least) = if chance.permille(200) { (0, LEAST_COLD) } else { (QUIET_US, LEAST) };
+        // Most processes have seen the server quiet. One that has not takes the wait that others cause for the server's
+        // distance, until some seconds of the server's clock have shown otherwise (see `halving.rs`).
+        let is_cold = chance.permille(200);
+        let (quiet_us, longest_us) = if is_cold { (0, 5_000_000) } else { (QUIET_US, 1_500_000) };
+        let lasts_us = (CHECKS * apart_us).min(longest_us);
         for process in 0..processes {
             (0..quiet_us).step_by(25_000).for_each(|at_us| plan.add_check_of(process, at_us / 1_000, chance));
         }
@@ -97,10 +92,10 @@ impl Plan {
             plan.add_check((quiet_us + at_us) / 1_000, chance);
             at_us += 1 + chance.below(2 * apart_us);
         }
-        let from_us = lasts_us / 2;
+        let from_us = if is_cold { lasts_us / 10 * 7 } else { lasts_us / 2 };
         let carried = (lasts_us - from_us) / (call_us + request_us);
         let from = Duration::from_micros(quiet_us + from_us);
-        plan.load = Some(Load { carried, least, from, found: None });
+        plan.load = Some(Load { carried, from, found: None });
         plan
     }
 
@@ -138,7 +133,7 @@ impl<S: Subject> Story<S> {
         let outcomes = std::mem::take(&mut state.outcomes);
         let counted: Vec<_> = outcomes.iter().filter(|outcome| outcome.sent >= began + load.from).collect();
         let decided = counted.iter().filter(|outcome| outcome.error.is_none()).count() as u64;
-        let due = load.carried.min(counted.len() as u64) * load.least / 1_000;
+        let due = load.carried.min(counted.len() as u64) * LEAST / 1_000;
         if decided < due {
             let offered = counted.len();
             state.ledger.problem(format!("{decided} of {offered} checks were decided, and {due} is the least"));
