@@ -253,7 +253,7 @@ const PROMISES: &[Promise] = &[
     ),
     (
         "src/headers/wait.rs::MAX_WAIT_US",
-        &["It is at most {}, because huge values", "the longest wait that is reported, by default {},"],
+        &["`Retry-After` is at most {}, because huge values", "the longest wait that is reported, by default {},"],
     ),
     ("src/stats/policies.rs::POLICIES_MAX", &["At most {} policies are counted separately."]),
     ("src/stats/recent.rs::REFUSALS_MAX", &["At most {} refusals are stored. The number"]),
