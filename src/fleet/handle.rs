@@ -213,15 +213,15 @@ impl Fleet {
     /// Returns the mode with this name. The mode is `otherwise` unless an operator has set another mode. Only the
     /// fleet may set this mode switch.
     pub fn mode(&self, name: impl Into<Box<str>>, otherwise: Mode) -> ModeSwitch {
-        let table = self
-            .table(name.into(), FleetKind::Mode, || FleetTable::Mode { switch: ModeSwitch::new(otherwise), otherwise });
+        let table =
+            self.table(name, FleetKind::Mode, || FleetTable::Mode { switch: ModeSwitch::new(otherwise), otherwise });
         if let FleetTable::Mode { switch, .. } = table { switch } else { ModeSwitch::new(otherwise) }
     }
 
     /// Returns the quota with this name. The quota is `otherwise` unless an operator has set another quota. Only
     /// the fleet may set this quota switch. The fleet ignores a quota that a layer's limiter does not support.
     pub fn quota(&self, name: impl Into<Box<str>>, otherwise: Quota) -> QuotaSwitch {
-        let table = self.table(name.into(), FleetKind::Quota, || FleetTable::Quota {
+        let table = self.table(name, FleetKind::Quota, || FleetTable::Quota {
             switch: QuotaSwitch::new(otherwise),
             otherwise: Box::new(otherwise),
         });
@@ -231,21 +231,21 @@ impl Fleet {
     /// Returns the overrides with this name, for [`Rule::quota_from`](crate::Rule::quota_from). The
     /// overrides follow the operators' settings by themselves.
     pub fn overrides(&self, name: impl Into<Box<str>>) -> Overrides<Quota> {
-        let table = self.table(name.into(), FleetKind::Override, || FleetTable::Overrides(OwnOverrides::new()));
+        let table = self.table(name, FleetKind::Override, || FleetTable::Overrides(OwnOverrides::new()));
         if let FleetTable::Overrides(own) = table { own.table } else { Overrides::new() }
     }
 
     /// Returns the overrides with this name, for [`Rule::plans`](crate::Rule::plans). The overrides follow the
     /// operators' settings by themselves.
     pub fn plans(&self, name: impl Into<Box<str>>) -> Overrides<usize> {
-        let table = self.table(name.into(), FleetKind::Plan, || FleetTable::Plans(OwnOverrides::new()));
+        let table = self.table(name, FleetKind::Plan, || FleetTable::Plans(OwnOverrides::new()));
         if let FleetTable::Plans(own) = table { own.table } else { Overrides::new() }
     }
 
     /// Returns the access list with this name, for [`RateLimitLayer::access`](crate::RateLimitLayer::access). The list
     /// follows the operators' settings by itself.
     pub fn access(&self, name: impl Into<Box<str>>) -> AccessList {
-        let table = self.table(name.into(), FleetKind::Network, || FleetTable::Access(OwnAccess::new()));
+        let table = self.table(name, FleetKind::Network, || FleetTable::Access(OwnAccess::new()));
         if let FleetTable::Access(own) = table { own.list } else { AccessList::new() }
     }
 
@@ -259,7 +259,8 @@ impl Fleet {
     }
 
     /// Returns the table with this name. The first call for a name makes its table.
-    fn table(&self, name: Box<str>, kind: FleetKind, make: impl FnOnce() -> FleetTable) -> FleetTable {
+    fn table(&self, name: impl Into<Box<str>>, kind: FleetKind, make: impl FnOnce() -> FleetTable) -> FleetTable {
+        let name = name.into();
         let table = {
             let mut state = lock(&self.0.state);
             let known = state.tables.iter().find(|(known, table)| *known == name && table.kinds().contains(&kind));
@@ -768,8 +769,8 @@ fn check_access(tables: &[NamedTable], kind: FleetKind, name: &str) -> Result<()
     if !matches!(kind, FleetKind::Network | FleetKind::Key) {
         return Ok(());
     }
-    let rules = tables.iter().filter(|(known, _)| **known == *name).filter_map(|(_, table)| table.rules());
-    rules.map(|rules| rules.check_access(kind)).collect::<Result<(), _>>().map_err(invalid)
+    let mut rules = tables.iter().filter(|(known, _)| **known == *name).filter_map(|(_, table)| table.rules());
+    rules.try_for_each(|rules| rules.check_access(kind)).map_err(invalid)
 }
 
 #[cfg(feature = "rules")]
