@@ -17,6 +17,7 @@ impl KeyedHash {
         Self(secret)
     }
 
+    #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn hash(&self, bytes: &[u8]) -> Hash {
         first_half(Sha256::new().chain_update(self.0).chain_update(bytes))
     }
@@ -50,7 +51,7 @@ fn first_half(hash: Sha256) -> Hash {
     whole.first_chunk().copied().unwrap_or_default() // it is longer
 }
 
-#[cfg(all(test, feature = "status"))]
+#[cfg(all(test, feature = "status", feature = "store"))]
 mod tests {
     use super::*;
 

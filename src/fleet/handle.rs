@@ -546,7 +546,7 @@ impl ChangeTries {
     /// Returns the error of a change whose time is over.
     fn into_error(self) -> FleetError {
         let message = if self.unanswered.is_empty() {
-            format!("nothing was changed: the store did not answer in {CHANGE:?}")
+            format!("nothing was changed within {CHANGE:?}")
         } else {
             format!("after {CHANGE:?} it is still unknown whether the change was made")
         };
