@@ -99,7 +99,10 @@ async fn crowd_gets_answers_while_redis_is_slow_full_and_cut() {
     let (server, seen_by_operator) = (Server::start(), Events::default());
     let proxy = Proxy::start(server.port());
     proxy.delay(5 * MS);
-    let builder = RedisLimiter::builder().deadline(250 * MS).observer(seen_by_operator.clone());
+    // A campaign has the machine to itself. A busy one may not give this process a turn for a quarter of a second, and
+    // then no check is in time.
+    let deadline = if times > 1 { 250 * MS } else { 2_000 * MS };
+    let builder = RedisLimiter::builder().deadline(deadline).observer(seen_by_operator.clone());
     let limiter = connected(builder, &proxy.url()).await;
     let rule = rule("crowd", quota());
     let app = Router::new().route("/", get(|| async { "done" })).layer(RateLimitLayer::new(
