@@ -397,7 +397,7 @@ cases! {
         let mut both = bench.take(&[strike.cost(2)]).await?;
         bench.take(&[strike.cost(2).effect(Effect::Force)]).await?;
         bench.refund(&block, receipt(both.charge_mut(0))?).await?;
-        ensure(!bench.peek(&[strike]).await?.is_allowed(), "a refund opened a key that an operator closed once more")
+        ensure(!bench.peek(&[strike]).await?.is_allowed(), "a refund opened a key that an operator had also closed")
     }
 
     /// Units beyond an observed policy are metered once, and only if the set passes.

@@ -16,7 +16,7 @@ const READINGS: u64 = 5;
 /// How long a report is kept.
 const LASTS: Duration = Duration::from_secs(20);
 
-/// The number of places for reports in the store that a write tries.
+/// The maximum number of places in the store that one write tries for its report.
 const TRIES: usize = 8;
 
 /// Makes a report. The arguments are the revision and the hash of the operators' settings in force.

@@ -8,7 +8,8 @@
 //! The limiter accepts the refund of a slot only while no later slot is taken. So the free slots of a line are
 //! refunded newest first, by one thread at a time: a request that leaves meanwhile hands its slot to the thread that
 //! refunds. The refunding thread does not hold the lock while it calls the limiter, because the limiter is the
-//! application's code. A request that joins before a free slot is refunded gets that slot.
+//! application's code. A request that joins while the line has a free slot gets the earliest free slot, and its own
+//! slot becomes free instead.
 //!
 //! A woken waiter releases every waiter whose slot is due, so a task that does not run delays no other request. Each
 //! waiter sets its timer for the slot that it has when it joins. The foremost waiters are woken when their slots

@@ -85,7 +85,7 @@ impl Discard {
         // A client that sends `Expect` sends its body only after `100 Continue`, and servers send `100 Continue` when
         // the body is polled.
         let waits_for_100 = head.headers.contains_key(EXPECT);
-        // A gRPC client reads the status while it sends, and its stream of messages may not end before the answer.
+        // A gRPC client reads the status while it sends, and may wait for the answer before it ends its stream.
         let is_call = head.version >= Version::HTTP_2 && Protocol::of(head) == Protocol::Grpc;
         let can_sleep = !self.has_no_timer.load(Ordering::Relaxed) && self.timer.now() < Duration::MAX;
         can_sleep && !waits_for_100 && !is_call

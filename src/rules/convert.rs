@@ -288,7 +288,7 @@ fn braces_escaped(path: &str) -> String {
     path.replace('{', "{{").replace('}', "}}")
 }
 
-/// Writes a text without control characters in double quotes.
+/// Writes a text in double quotes. The text must not contain control characters.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }

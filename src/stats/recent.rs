@@ -1,8 +1,8 @@
 //! The last refusals, in bounded memory.
 //!
 //! Refusals are stored in sets of sixteen entries. A key's fingerprint selects its set, in which a new refusal replaces
-//! the oldest refusal. Therefore a client that is refused all the time replaces the refusals of only a few other
-//! clients.
+//! the oldest refusal. Therefore a client that is refused all the time displaces no refusals of clients whose keys are
+//! in other sets.
 //!
 //! Each entry has its own lock. A writer only tries to lock an entry, so a refusal never waits for a reader. Requests
 //! that pass are not stored, and take no lock.

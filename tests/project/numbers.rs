@@ -89,7 +89,7 @@ const PROMISES: &[Promise] = &[
         "src/limiter/place_lines.rs::FAILED_POLLS_MAX + 1",
         &[
             "If {} calls fail in a row, the request is decided",
-            "if the first or the last call fails, or {} calls in a row",
+            "the first or the last call fails, or if {} calls in a row",
         ],
     ),
     (

@@ -172,8 +172,8 @@ impl States {
     pub(super) fn is_free(&self, seen: Seen<'_>, now: Now) -> bool {
         let version = version_of(seen.tag);
         is_expired(seen.word, self.versions.form(version).shift(), now)
-            // Without this condition, a key would keep its slot after the clock stepped back, until the clock reaches
-            // the instant of the last return again.
+            // After the clock stepped back, the instant of a key's last return may be in the future. Without this
+            // condition, the key would keep its slot at least until that instant.
             || version == HELD_VERSION && is_returned_after(seen.word, now, KEPT_US)
     }
 

@@ -184,8 +184,8 @@ macro_rules! shared_options {
             }
 
             /// Adds an observer that gets events from the beginning: when a check has ended, when the store stops
-            /// answering, and when it answers again. The observers of [layers](crate::RateLimitLayer::observer) get
-            /// these events anyway, from the layer's first service on.
+            /// answering, and when it answers again. A [layer's observer](crate::RateLimitLayer::observer) need not be
+            /// added here: each layer adds its observer before its first request.
             pub fn observer(mut self, observer: impl $crate::outcome::Observer + 'static) -> Self {
                 self.shared.observers.push(std::sync::Arc::new(observer));
                 self

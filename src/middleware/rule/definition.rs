@@ -248,9 +248,9 @@ impl Rule {
     /// of the used amount when a key's plan changes. A client that has used 60 of 100 and upgrades
     /// to 1,000 has 400 left. If the client then downgrades, it has 40 left.
     ///
-    /// * The share is relative to each plan's capacity and is rounded up by less than a unit of the
-    ///   new plan. A client that takes 1 of 1,000 and changes to a plan of 10 in a fixed window has
-    ///   9 left.
+    /// * The share is the used amount divided by the old plan's capacity. The new plan then counts
+    ///   the same share of its own capacity as used, rounded up by less than a unit. A client that
+    ///   takes 1 of 1,000 and changes to a plan of 10 in a fixed window has 9 left.
     /// * The shares that a key takes at one instant add up to at most one whole, however it changes
     ///   its plan. So the key never gets more than one plan alone would give. All requests of one
     ///   key should have the same plan, because each change may cost a unit.

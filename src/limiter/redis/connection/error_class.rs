@@ -197,7 +197,8 @@ const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
         "has a stored value that the script cannot read",
     ),
     // These errors stay until the configuration is fixed: keys of several slots, a password for a server that has
-    // none, a database that does not exist, or a command with other arguments.
+    // none, a database that does not exist, a server in protected mode, or a server that does not know the subcommand
+    // or wants another number of arguments.
     (
         &[
             "CROSSSLOT",

@@ -66,9 +66,9 @@ pub(super) fn read(pem: &Pem) -> Result<rustls::ClientConfig, crate::limiter::re
         let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
         let read = read.map_err(|_| misconfigured(format!("{option}: the certificates cannot be read as PEM")))?;
         match read.is_empty() {
-            true => {
-                Err(misconfigured(format!("{option}: there is no certificate in PEM, -----BEGIN CERTIFICATE-----")))
-            }
+            true => Err(misconfigured(format!(
+                "{option}: there is no certificate in PEM, which begins with -----BEGIN CERTIFICATE-----"
+            ))),
             false => Ok(read),
         }
     };
