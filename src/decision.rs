@@ -302,6 +302,11 @@ impl ChargeDecision {
         Duration::from_micros(self.delay_us)
     }
 
+    /// Returns whether the [delay](Self::delay) is not zero. It divides nothing, unlike a comparison of the delay.
+    pub(crate) fn has_delay(&self) -> bool {
+        self.delay_us > 0
+    }
+
     /// Returns how many units wait ahead of this request in a leaky queue.
     #[must_use]
     pub fn position(&self) -> u64 {

@@ -158,7 +158,7 @@ impl<L: Limiter> Ready<L> {
             true => None,
         };
         match answered {
-            Some(decision) if decision.is_allowed() && decision.delay().is_zero() => Ok(decision),
+            Some(decision) if decision.is_allowed() && !decision.has_delay() => Ok(decision),
             answered => self.wait_one(policy, key, cost, answered).await,
         }
     }
@@ -522,7 +522,7 @@ impl<L: Limiter> HeldDecision<'_, L> {
     fn join(&mut self, now_us: u64) {
         let (ready, charges) = (self.ready, self.charges);
         let decisions = self.decision.iter_mut().flat_map(|decision| decision.charges_mut());
-        for (at, (own, charge)) in decisions.zip(charges).enumerate().filter(|(_, (own, _))| !own.delay().is_zero()) {
+        for (at, (own, charge)) in decisions.zip(charges).enumerate().filter(|(_, (own, _))| own.has_delay()) {
             let departs_us = now_us.saturating_add(micros_ceil(own.delay()));
             self.turns.join(&ready.lines.departures, at, departure_key(charge), departs_us, own.take_receipt());
         }
@@ -545,7 +545,7 @@ impl<L: Limiter> HeldDecision<'_, L> {
         let (ready, charges) = (self.ready, self.charges);
         let now_us = ready.timer.as_ref().and_then(|timer| time_of(&**timer)).unwrap_or(0);
         for (own, charge) in self.decision.iter_mut().flat_map(|decision| decision.charges_mut()).zip(charges) {
-            if !own.delay().is_zero() {
+            if own.has_delay() {
                 let departs_us = now_us.saturating_add(micros_ceil(own.delay()));
                 let refund = |receipts| ready.refund_all(charge, receipts);
                 ready.lines.departures.decline(&departure_key(charge), departs_us, own.take_receipt(), refund);

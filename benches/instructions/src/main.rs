@@ -23,8 +23,12 @@ use http::{Request, Response};
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service};
 use tower_ratelimit::{
-    ConfigError, Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, clock::ManualClock, key,
-    limiter::Charge, observe::Stats, quota::Calendar,
+    ConfigError, Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
+    clock::ManualClock,
+    key,
+    limiter::{self, Charge},
+    observe::Stats,
+    quota::Calendar,
 };
 
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/baseline.txt");
@@ -37,6 +41,11 @@ const EMPTY: [&[u8]; 4] = [b"trl-snap\x01", b"one seed", b"2nd seed", &[0; 16]];
 
 /// So far a count may lie from its baseline, in hundredths of it.
 const TOLERANCE: u64 = 3;
+
+/// One check, and the same by `Ready`, which may take [`READY_MOST`] hundredths of it.
+const ONE_CHECK: &str = "check, token bucket";
+const BY_READY: &str = "check, by Ready, no caller waits";
+const READY_MOST: u64 = 130;
 
 /// The service that does nothing; what it takes is not the layer's.
 const BARE: &str = "the request alone";
@@ -69,6 +78,21 @@ fn check(quota: Quota) -> Run {
             let key = Key::of(address(next)).unwrap_or(Key::global());
             let decision = limiter.take_one(&policy, &key, 1);
             black_box(&decision);
+        }
+    })
+}
+
+/// Takes a unit by `Ready` while no caller waits.
+fn check_by_ready() -> Run {
+    let (ready, policy) = (limiter::Ready::new(limiter()), Policy::from(plenty()));
+    let mut next = 0;
+    Box::new(move |n| {
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..n {
+            next += 1;
+            let key = Key::of(address(next)).unwrap_or(Key::global());
+            let taken = pin!(ready.take_one(&policy, &key, 1)).poll(&mut context);
+            drop(black_box(taken));
         }
     })
 }
@@ -176,7 +200,7 @@ fn three_policies(headers: Headers) -> RateLimitLayer<MemoryLimiter> {
 fn cases() -> Vec<Case> {
     const HOUR: Duration = Duration::from_secs(3_600);
     vec![
-        ("check, token bucket", || check(plenty())),
+        (ONE_CHECK, || check(plenty())),
         ("check, token bucket, interval not whole", || check(Quota::per_hour(7_000_000))),
         ("check, token bucket, state of two words", || check(Quota::per_hour(7_000_003))),
         ("check, fixed window", || check(Quota::fixed_window(1_000_000, HOUR).expect("possible"))),
@@ -190,6 +214,7 @@ fn cases() -> Vec<Case> {
         ("check, place, held and dropped", || take_and_return(true)),
         ("check of two policies", || check_set(2)),
         ("check of three policies", || check_set(3)),
+        (BY_READY, check_by_ready),
         (BARE, || drive(Bare)),
         ("layer, allowed, no header fields", || drive(layer(plenty(), Headers::none()).layer(Bare))),
         ("layer, allowed, header fields", || drive(layer(plenty(), Headers::default()).layer(Bare))),
@@ -288,7 +313,7 @@ fn compare(cases: &[Case]) -> Result<ExitCode, String> {
         "# Instructions of one operation of {KEYS} keys that take turns; of a layer, those that it adds to {BARE}.\n\
          # Written by: cargo run --profile bench --package instructions -- --update\n{compiler}\n"
     );
-    let (mut above, mut below, mut bare) = (0, 0, 0);
+    let (mut above, mut below, mut bare, mut one) = (0, 0, 0, 0);
     println!("{:<44} {:>8} {:>8}", compiler, "baseline", "now");
     for (case, _) in cases {
         let mut now = measure(case)?;
@@ -296,6 +321,11 @@ fn compare(cases: &[Case]) -> Result<ExitCode, String> {
             bare = now;
         } else if case.starts_with("layer") {
             now = now.saturating_sub(bare);
+        } else if *case == ONE_CHECK {
+            one = now;
+        } else if *case == BY_READY && now * 100 > one * READY_MOST {
+            println!("{case} takes more than {READY_MOST} % of a check.");
+            above += 1;
         }
         let _ = writeln!(file, "{case:<44}  {now:>6}"); // a string takes all
         let Some((_, before)) = known.iter().find(|(name, _)| name == case) else {

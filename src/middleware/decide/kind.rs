@@ -1,7 +1,5 @@
 //! The kind of the outcome of a layer's request. No other file of the middleware decides the kind.
 
-use std::time::Duration;
-
 use crate::limiter::Effect;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::settings::OnError;
@@ -132,5 +130,5 @@ fn kind_of_keyless(mode: Mode) -> OutcomeKind {
 
 /// Returns whether a charge that was taken makes its request wait, because it has a slot in an enforced queue.
 pub(crate) fn makes_wait(charged: &Charged) -> bool {
-    charged.mode == Mode::Enforce && charged.cost > 0 && charged.decision.delay() > Duration::ZERO
+    charged.mode == Mode::Enforce && charged.cost > 0 && charged.decision.has_delay()
 }
