@@ -367,8 +367,8 @@ impl StatusPage {
     /// Both actions take effect in this process at once. With Redis or another store, other processes remember denials,
     /// and may still refuse the keys for about a second.
     ///
-    /// A token is valid for one action within five minutes, and only for the operator who asked for the explanation. Therefore another
-    /// site cannot make a browser act, and a form that is sent twice acts only once.
+    /// A token is valid for one action within five minutes, and only for the operator who asked for the explanation.
+    /// Therefore another site cannot make a browser act, and a form that is sent twice acts only once.
     ///
     /// Behind a load balancer, the next request may reach the page of another process. If the processes share a
     /// [fleet](Self::fleet), a token is valid once in each process, together with the fields that describe the request.
