@@ -178,7 +178,7 @@ async fn suite_sees_a_race_between_two_threads() {
     let text = failures.to_string();
     for part in [
         "5 per minute",
-        "promise: Of concurrent takes on several threads, exactly as many pass as fit",
+        "promise: If several threads take units concurrently",
         "found:",
         "cases.rs:",
         "fix:     decide and write",
