@@ -93,7 +93,7 @@ struct AskLine {
     spare: u64,
     /// The number of callers that may ask at once, because calls have failed.
     released: u64,
-    /// The round trip of the calls that were answered, see [`AskLine::measure`].
+    /// The round trip of the calls that were answered later, see [`AskLine::measure`].
     trip_us: Option<u64>,
 }
 
@@ -104,6 +104,8 @@ struct Asking {
     /// Whether units came back after the call began. The denial of this call may have been decided without those
     /// units.
     is_outdated: bool,
+    /// Whether the limiter did not answer at once.
+    is_sent: bool,
 }
 
 impl AskLines {
@@ -253,9 +255,17 @@ impl AskLine {
     }
 
     fn note_asking(&mut self, turn: u64, cost: u64, now_us: u64) {
-        self.asking.insert(turn, Asking { cost, since_us: now_us, is_outdated: false });
+        self.asking.insert(turn, Asking { cost, since_us: now_us, is_outdated: false, is_sent: false });
         self.spare = self.spare.saturating_sub(cost);
         self.released = self.released.saturating_sub(1);
+    }
+
+    /// Notes that a call of a caller begins which the limiter does not answer at once. A caller may send two calls, one
+    /// after the other, and the second one is measured.
+    fn note_sent(&mut self, turn: u64, now_us: u64) {
+        if let Some(asking) = self.asking.get_mut(&turn) {
+            (asking.is_sent, asking.since_us) = (true, now_us);
+        }
     }
 
     fn pass_first_over(&mut self, wakers: &mut Wakers) {
@@ -295,9 +305,11 @@ impl AskLine {
         let Some(asking) = self.asking.remove(&turn) else { return };
         self.waiters.add(turn, asking.cost);
         (self.spare, self.released) = (0, 0);
+        // A limiter that remembers a denial does so until the end of the wait, so no call has to be sent before that.
+        let trip_us = if asking.is_sent { self.measure(asking, now_us) } else { 0 };
+        let left_us = wait_us.saturating_sub(trip_us);
         // The wait is zero only after an outdated answer, because a wait of zero after any other answer would make
         // this a busy loop.
-        let left_us = wait_us.saturating_sub(self.measure(asking, now_us));
         let wait_us = if asking.is_outdated { 0 } else { left_us.clamp(1, RECHECK_US) };
         self.due_us = now_us.saturating_add(wait_us);
     }
@@ -306,7 +318,10 @@ impl AskLine {
     /// microseconds.
     fn note_admitted(&mut self, turn: u64, now_us: u64, remaining: u64, next_us: u64) {
         let asking = self.asking.remove(&turn);
-        let trip_us = asking.map_or(0, |asking| self.measure(asking, now_us));
+        let trip_us = match asking.filter(|asking| asking.is_sent) {
+            Some(asking) => self.measure(asking, now_us),
+            None => self.trip_us.unwrap_or(0),
+        };
         let under_way = self.asking.values().fold(0, |sum: u64, asking| sum.saturating_add(asking.cost));
         (self.spare, self.released) = (remaining.saturating_sub(under_way), 0);
         let is_enough = self.waiters.first().is_none_or(|(_, cost)| *cost <= self.spare);
@@ -314,12 +329,12 @@ impl AskLine {
             now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us).min(RECHECK_US) });
     }
 
-    /// Measures the round trip of a call that was answered. Returns the part of the limiter's wait that will have
+    /// Measures the round trip of a call that was answered later. Returns the part of the limiter's wait that will have
     /// passed when a call that is sent now arrives.
     ///
     /// A call that asks too early costs a whole round trip. So the measure falls to a shorter round trip at
-    /// once, and rises to a longer one slowly. A call that failed is not measured. An answer that a limiter gives
-    /// without asking its store counts as a round trip of almost no time.
+    /// once, and rises to a longer one slowly. A call that failed is not measured, and neither is an answer at once, such
+    /// as a remembered denial.
     fn measure(&mut self, asking: Asking, now_us: u64) -> u64 {
         let took_us = now_us.saturating_sub(asking.since_us);
         let usual_us = self.trip_us.map_or(took_us, |usual_us| usual_us + took_us.saturating_sub(usual_us) / 8);
@@ -381,8 +396,8 @@ impl AskTurn {
         })
     }
 
-    /// Puts a caller that is already asking the limiter into the line of a key. If the key has no line, a line begins
-    /// with this caller.
+    /// Puts a caller whose call to the limiter is under way into the line of a key. If the key has no line, a line
+    /// begins with this caller.
     pub(crate) fn ask(
         lines: &Arc<AskLines>,
         timer: &Arc<dyn Timer>,
@@ -394,6 +409,7 @@ impl AskTurn {
                 (line.due_us, line.spare) = (now_us, policy.quota().capacity());
             }
             line.note_asking(number, cost, now_us);
+            line.note_sent(number, now_us);
         })
     }
 
@@ -446,6 +462,11 @@ impl AskTurn {
     /// Returns for how long the caller may still wait.
     pub(crate) fn left(&self) -> Duration {
         Duration::from_micros(self.until_us.saturating_sub(time_of(&*self.timer).unwrap_or(self.until_us)))
+    }
+
+    /// Notes that the limiter did not answer the caller at once.
+    pub(crate) fn note_sent(&self) {
+        self.change(|line, now_us, _| line.note_sent(self.number, now_us));
     }
 
     /// Notes that the limiter denied the caller, which asks again after this wait.
@@ -505,6 +526,25 @@ mod tests {
             lines.let_first_ask(&policy, &key, &StoppedTimer);
             assert!(turn.poll(&mut Context::from_waker(Waker::noop())).is_ready(), "it asks again");
         }
+    }
+
+    #[test]
+    fn answer_at_once_is_no_round_trip() {
+        let mut line = AskLine::default();
+        line.note_asking(1, 1, 0);
+        line.note_sent(1, 0);
+        line.note_denied(1, 100_000, 1_000_000);
+        assert_eq!(line.due_us, 1_000_000, "a call that is sent then arrives when the wait is over");
+        line.note_asking(2, 1, 200_000);
+        line.note_denied(2, 200_000, 900_000);
+        assert_eq!(line.due_us, 1_100_000, "until then the limiter remembers the denial");
+        line.note_asking(3, 1, 1_100_000);
+        line.note_sent(3, 1_100_000);
+        line.note_denied(3, 1_200_000, 1_000_000);
+        assert_eq!(line.due_us, 2_100_000, "the round trip is known as before");
+        line.note_asking(4, 1, 2_100_000);
+        line.note_admitted(4, 2_100_000, 0, 1_000_000);
+        assert_eq!(line.due_us, 3_000_000, "a lease admitted the caller, and the next call takes a round trip");
     }
 
     #[test]

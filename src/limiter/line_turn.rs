@@ -25,6 +25,13 @@ impl LineTurn {
         }
     }
 
+    /// Notes that the limiter did not answer the waiter at once.
+    pub(crate) fn note_sent(&self) {
+        if let Self::Asks(turn) = self {
+            turn.note_sent();
+        }
+    }
+
     /// Returns whether the wait goes on after `failures` calls in a row have failed. The wait goes on only in
     /// a line whose first waiter polls the limiter, because otherwise nothing would wake the first waiter
     /// again.

@@ -338,14 +338,25 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             }
             _ => self.ready.limiter.take(charges),
         };
-        if self.turn.is_none() && matches!(reply, Reply::Later(_)) && !self.first.policy.limits_in_flight() {
-            if let Some((timer, until)) = self.deadline() {
-                let Charge { policy, key, cost, .. } = *self.first;
-                let turn = AskTurn::ask(&self.ready.lines.asks, &timer, (policy, key, cost), latest_us(until));
-                self.turn = Some(LineTurn::Asks(turn));
+        if matches!(reply, Reply::Later(_)) {
+            match &self.turn {
+                Some(turn) => turn.note_sent(),
+                None => self.begin_turn(),
             }
         }
         reply.await
+    }
+
+    /// Puts a caller whose call is under way into its line. Units of a concurrency limit have other lines.
+    fn begin_turn(&mut self) {
+        if self.first.policy.limits_in_flight() {
+            return;
+        }
+        if let Some((timer, until)) = self.deadline() {
+            let Charge { policy, key, cost, .. } = *self.first;
+            let turn = AskTurn::ask(&self.ready.lines.asks, &timer, (policy, key, cost), latest_us(until));
+            self.turn = Some(LineTurn::Asks(turn));
+        }
     }
 
     /// Polls the caller's turn. A caller that has to wait is counted as waiting.

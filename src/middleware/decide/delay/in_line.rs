@@ -378,6 +378,9 @@ impl<B, L: Limiter> InLine<B, L> {
             How::Peek => self.layer.limiter.peek(&charges),
             How::Try | How::AtLast => self.layer.limiter.take(&charges),
         };
+        if let (Reply::Later(_), Some((turn, _))) = (&reply, &self.turn) {
+            turn.note_sent();
+        }
         Some(Box::pin(reply.into_future()))
     }
 
