@@ -17,6 +17,10 @@ impl Rule {
     ///   queue](crate::Quota::leaky_queue) has no burst. A window with the period of the pace leaves
     ///   no room for late bytes, and slows downloads by a few percent.
     ///   [`pace_after`](Self::pace_after) makes the beginning of a body fast.
+    /// * Over ten seconds a download gets its pace within one percent: 1, 100 and 1,000 downloads at
+    ///   100 kB/s over TCP got 1.006, 1.006 and 1.005 of it. They took a second of the processor for
+    ///   each gigabyte, as against 0.7 to 0.95 without a pace, and 26 MB of memory for all 1,000.
+    ///   (`cargo bench --bench pace` also measures nginx.)
     /// * If the rule has [several quotas](Self::all_of), the fastest quota is the pace. A body
     ///   waits when another quota of the rule is used up.
     /// * Downloads of a key take turns, in the order in which they wait, with equal pieces.
