@@ -466,6 +466,8 @@ pub enum FleetEvent {
     /// that are in force stay.
     #[non_exhaustive]
     Unreadable {
+        /// The revision that stays in force. `None` if the store has not answered yet, so that no setting is in force.
+        revision: Option<u64>,
         /// The error, with its causes.
         error: String,
     },
@@ -486,8 +488,8 @@ impl FleetEvent {
 
     /// Makes [`Unreadable`](Self::Unreadable).
     #[must_use]
-    pub fn unreadable(error: impl Into<String>) -> Self {
-        Self::Unreadable { error: error.into() }
+    pub fn unreadable(revision: Option<u64>, error: impl Into<String>) -> Self {
+        Self::Unreadable { revision, error: error.into() }
     }
 
     /// Makes [`Readable`](Self::Readable).
@@ -507,10 +509,16 @@ impl FleetEvent {
                 revision,
                 "revision {revision} of the operators' settings is in force"
             ),
-            Self::Unreadable { error } => tracing::warn!(
+            Self::Unreadable { revision: Some(revision), error } => tracing::warn!(
                 target: "tower_ratelimit",
                 event = "fleet-unreadable",
+                revision,
                 "the operators' settings cannot be read, and stay as they were: {error}"
+            ),
+            Self::Unreadable { revision: None, error } => tracing::warn!(
+                target: "tower_ratelimit",
+                event = "fleet-unreadable",
+                "the operators' settings cannot be read, and none is in force yet: {error}"
             ),
             Self::Readable { revision } => tracing::info!(
                 target: "tower_ratelimit",

@@ -59,6 +59,8 @@ struct Inner {
     /// The policy's item in a list of quotas, after the item was first rendered.
     item: OnceLock<HeaderValue>,
     origin: Origin,
+    /// The quotas of requests that bring none, in words, if they are known.
+    usual: Option<Box<str>>,
 }
 
 /// The origin of a policy's name and quota.
@@ -107,7 +109,11 @@ impl Policy {
 
     /// Returns the quota in words.
     pub(crate) fn quota_words(&self) -> String {
-        if self.has_quota_of_request() { QUOTA_OF_REQUEST.to_owned() } else { self.quota().to_string() }
+        match &self.0.usual {
+            Some(usual) => format!("{usual}, unless overridden for a key"),
+            None if self.has_quota_of_request() => QUOTA_OF_REQUEST.to_owned(),
+            None => self.quota().to_string(),
+        }
     }
 
     /// Returns the unit of the quota, which clients see. If the policy's rule
@@ -263,18 +269,15 @@ impl Policy {
         Ok(Self::build(checked(name.into())?, Quota::unlimited(), None, None, Origin::OfRequests(None)))
     }
 
-    /// Returns the placeholder for the policies of requests that bring quotas, with the name, unit and stored states of
-    /// this policy.
+    /// Returns the placeholder for the policies of requests of which some bring quotas, with the name, unit and stored
+    /// states of this policy. The other requests have one of the `usual` quotas.
     #[cfg(all(feature = "rules", feature = "tokio"))]
-    pub(crate) fn of_each_request(&self) -> Self {
+    pub(crate) fn of_each_request(&self, usual: &[Quota]) -> Self {
         let Inner { name, unit, stored, .. } = &*self.0;
-        Self::build(
-            name.to_string(),
-            Quota::unlimited(),
-            unit.clone(),
-            stored.clone(),
-            Origin::OfRequests(self.switch()),
-        )
+        let origin = Origin::OfRequests(self.switch());
+        let Self(built) = Self::build(name.to_string(), Quota::unlimited(), unit.clone(), stored.clone(), origin);
+        let words: Vec<String> = usual.iter().map(Quota::to_string).collect();
+        Self(Arc::new(Inner { usual: Some(words.join(" or ").into()), ..(*built).clone() }))
     }
 
     /// Returns a policy of the same name with another quota.
@@ -347,6 +350,7 @@ impl Policy {
             state_fingerprint,
             item,
             origin,
+            usual: None,
         }))
     }
 }

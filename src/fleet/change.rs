@@ -102,7 +102,9 @@ impl FleetTarget {
         &self.subject
     }
 
-    pub(crate) fn key(&self) -> Option<Key> {
+    /// Returns the key, or `None` if the setting is not that of a key. A key may be a secret.
+    #[must_use]
+    pub fn key(&self) -> Option<Key> {
         let is_keyed = self.kind.has_subject() && self.kind != FleetKind::Network;
         if is_keyed { Key::from_bytes(&self.subject) } else { None }
     }

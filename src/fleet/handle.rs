@@ -79,6 +79,14 @@ struct FleetState {
     reporter: Option<Arc<Reporter>>,
 }
 
+impl FleetState {
+    /// Returns the event of the last reading, if that reading failed.
+    fn unreadable(&self) -> Option<FleetEvent> {
+        let error = self.error.as_deref()?;
+        Some(FleetEvent::unreadable(self.read_at.map(|_| self.in_force.document.revision), error))
+    }
+}
+
 /// A setting that the program got, with its name.
 type NamedTable = (Box<str>, FleetTable);
 
@@ -198,15 +206,14 @@ impl Fleet {
     /// revision in force, and the error if the store does not answer.
     pub fn observe(&self, observer: impl Observer + 'static) {
         let observer: Arc<dyn Observer> = Arc::new(observer);
-        let (in_force, error) = {
+        let (in_force, unreadable) = {
             let mut state = lock(&self.0.state);
             if state.observers.iter().any(|other| other.identity() == observer.identity()) {
                 return;
             }
             state.observers.push(Arc::clone(&observer));
-            (state.in_force.event(), state.error.clone())
+            (state.in_force.event(), state.unreadable())
         };
-        let unreadable = error.map(|error| FleetEvent::unreadable(&*error));
         [Some(in_force), unreadable].iter().flatten().for_each(|event| observer.on_fleet_event(event));
     }
 
@@ -622,7 +629,7 @@ impl Inner {
             }
             state.error.clone_from(&error);
             let event = match error {
-                Some(error) if !had_error => Some(FleetEvent::unreadable(&*error)),
+                Some(_) if !had_error => state.unreadable(),
                 None if had_error => Some(FleetEvent::readable(state.in_force.document.revision)),
                 _ => None,
             };

@@ -26,7 +26,7 @@ impl Fleet {
 fn push_in_force(object: &mut Object<'_>, in_force: &FleetInForce) {
     object.plain("revision", in_force.revision);
     object.text("hash", &format!("{:012x}", in_force.hash));
-    object.text("since", &Utc(in_force.since).to_string());
+    push_time(object, "since", (in_force.revision > 0).then_some(in_force.since));
     push_time(object, "read_at", in_force.read_at);
     object.text_or_null("error", in_force.error.as_deref());
 }

@@ -384,6 +384,15 @@ impl Stats {
         (short_fingerprint(self.fingerprint(key)), self.0.names.name(key))
     }
 
+    /// Returns a key as the status page shows it, for logs: its
+    /// [fingerprint](crate::observe::TopKey::fingerprint) in this process, and in parentheses the name that
+    /// [`reveal`](crate::observe::StatsBuilder::reveal) gives to the key, if it gives a name.
+    #[must_use]
+    pub fn shown_key(&self, key: &Key) -> String {
+        let (fingerprint, name) = self.shown(key);
+        name.map_or(fingerprint.clone(), |name| format!("{fingerprint} ({name})"))
+    }
+
     /// Stores the keys that are listed from now on, so that an operator can act on them.
     pub(crate) fn keep_keys(&self) {
         self.0.names.keep_keys();

@@ -122,7 +122,10 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
     }
     #[cfg(feature = "tokio")]
     if let Some(error) = view.fleet.as_ref().and_then(|fleet| fleet.error.as_ref()) {
-        let said = "The operators' settings cannot be read. The last known settings stay in force.";
+        let said = match view.fleet.as_ref().and_then(|fleet| fleet.read_at) {
+            Some(_) => "The operators' settings cannot be read. The last known settings stay in force.",
+            None => "The operators' settings cannot be read. None is in force in this process yet.",
+        };
         write!(html, "<pre class=\"bad\"><b>{said}</b>\n{}</pre>", HtmlText(error))?;
     }
     let events = view.stats.events();
@@ -246,7 +249,10 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     }
     #[cfg(feature = "tokio")]
     if let Some(fleet) = &view.fleet {
-        let label = format!("set for all processes, revision {} since {}", fleet.revision, Utc(fleet.since));
+        let label = match fleet.revision {
+            0 => "nothing is set for all processes yet".to_owned(),
+            revision => format!("set for all processes, revision {revision} since {}", Utc(fleet.since)),
+        };
         tile(html, hash(fleet.hash), label, fleet.error.is_some())?;
     }
     html.push_str("</div>");

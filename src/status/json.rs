@@ -118,7 +118,7 @@ pub(super) fn render(view: &PageView) -> String {
         let mut object = Object::begin(object.field("fleet"));
         object.plain("revision", fleet.revision);
         object.text("hash", &hash(fleet.hash));
-        object.text("since", &Utc(fleet.since).to_string());
+        object.text_or_null("since", (fleet.revision > 0).then(|| Utc(fleet.since).to_string()).as_deref());
         object.text_or_null("error", fleet.error.as_deref());
         object.list("entries", &fleet.entries, setting);
         object.list("actions", &fleet.actions, setting);

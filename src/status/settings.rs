@@ -31,6 +31,7 @@ pub(super) struct FleetView {
     pub(super) revision: u64,
     pub(super) hash: u64,
     pub(super) since: Timestamp,
+    pub(super) read_at: Option<Timestamp>,
     pub(super) error: Option<Arc<str>>,
     pub(super) entries: Vec<FleetRow>,
     /// The last actions of all processes, the latest first.
@@ -79,6 +80,7 @@ impl FleetView {
             revision: in_force.revision,
             hash: in_force.hash,
             since: in_force.since,
+            read_at: in_force.read_at,
             error: in_force.error,
             entries: fleet.entries().iter().map(of_entry).collect(),
             actions: fleet.actions().iter().map(of_action).collect(),
@@ -93,9 +95,7 @@ fn shown_value(target: &FleetTarget, value: &str) -> String {
 }
 
 fn shown_subject(target: &FleetTarget, stats: &Stats) -> String {
-    let Some(key) = target.key() else { return target.subject().unwrap_or_default() };
-    let (fingerprint, name) = stats.shown(&key);
-    name.map_or(fingerprint.clone(), |name| format!("{fingerprint} ({name})"))
+    target.key().map_or_else(|| target.subject().unwrap_or_default(), |key| stats.shown_key(&key))
 }
 
 /// Returns the name of an entry in forms. The name reveals nothing about a key, and is the same in all processes that

@@ -84,8 +84,8 @@ impl BoundRule {
         if !self.can_override_quota() || self.rule.quota_from.is_some() {
             return;
         }
-        let Some(policy) = self.rule.policies.first().map(Policy::of_each_request) else { return };
         let quotas: Vec<Quota> = self.rule.policies.iter().map(|policy| *policy.quota()).collect();
+        let Some(policy) = self.rule.policies.first().map(|policy| policy.of_each_request(&quotas)) else { return };
         let (choose, extract) = (self.rule.choose.take(), Arc::clone(&self.extract));
         let usual = move |head: &Head<'_>| {
             let plan = choose.as_ref().and_then(|choose| choose(head)).unwrap_or(0);
