@@ -10,14 +10,14 @@ use http::uri::Authority;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use serde_json::Value;
+use serde_json::json;
 use tower_ratelimit::observe::Stats;
 use tower_service::Service;
 
 use super::operators::Operator;
 use super::respond::{self, Body, body, text};
 use super::server::Server;
-use super::{api, fleet};
+use super::{api, audit, fleet};
 
 const NO_FLEET: &str = "nothing is kept for all processes: name a store by --redis or --postgres, or a file by --fleet";
 const NO_OPERATORS: &str = "only an operator may change anything: name them by --operators FILE";
@@ -102,19 +102,19 @@ async fn set(server: &Server, operator: Option<&Operator>, request: Request<Inco
         Err(response) => return *response,
     };
     let Some(operator) = operator else { return text(StatusCode::FORBIDDEN, NO_OPERATORS) };
-    let asked = Value::from(fields.clone()).to_string();
+    let asked = audit::of_change(&server.stats, &fields);
     let answer = match head.uri.path() {
         "/v1/rollback" => fleet::rollback(fleet, operator, fields).await,
         _ => fleet::change(fleet, operator, fields).await,
     };
-    log(server, operator, "set something in all processes", answer.is_ok(), &asked);
+    log(server, operator, "set something in all processes", answer.is_ok(), &[("request", &asked)]);
     api::response(answer)
 }
 
 /// Writes what an operator did.
-fn log(server: &Server, Operator(name): &Operator, what: &str, is_done: bool, asked: &str) {
+fn log(server: &Server, Operator(name): &Operator, what: &str, is_done: bool, asked: &[(&str, &str)]) {
     let result = if is_done { "ok" } else { "failed" };
-    let fields = [("operator", name.as_str()), ("result", result), ("request", asked)];
+    let fields = [&[("operator", name.as_str()), ("result", result)], asked].concat();
     server.log.write(super::log::Level::Info, "operator", what, &fields);
 }
 
@@ -129,8 +129,9 @@ async fn act(server: &Server, peer: IpAddr, operator: Option<&Operator>, request
         return api::response(api::explain(server, fields, peer).await);
     }
     let Some(operator) = operator else { return text(StatusCode::FORBIDDEN, NO_OPERATORS) };
-    let asked = Value::from(fields.clone()).to_string();
+    let asked = audit::of_request(&server.stats, &fields);
     let answer = api::reset(server, fields, peer).await;
-    log(server, operator, "reset the keys of a request", answer.is_ok(), &asked);
-    api::response(answer)
+    let keys = answer.iter().flatten().map(|key| server.stats.shown_key(key)).collect::<Vec<_>>().join(", ");
+    log(server, operator, "reset the keys of a request", answer.is_ok(), &[("request", &asked), ("keys", &keys)]);
+    api::response(answer.map(|keys| json!({ "keys": keys.len() })))
 }

@@ -16,9 +16,9 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use hyper::body::Incoming;
 use serde_json::{Map, Value, json};
-use tower_ratelimit::Wait;
 use tower_ratelimit::observe::{Outcome, PolicyStatus};
 use tower_ratelimit::rules::Descriptor;
+use tower_ratelimit::{Key, Wait};
 
 use super::described::{Described, HEADERS_MAX, X_FORWARDED_FOR};
 use super::held::{HELD_MAX, HOLD_MAX};
@@ -307,8 +307,8 @@ pub(crate) async fn explain(server: &Server, fields: Map<String, Value>, peer: I
     serde_json::from_str(&explanation.to_json()).map_err(|error| wrong(error.to_string()))
 }
 
-/// Forgets what the keys of a request have used. Returns how many keys.
-pub(crate) async fn reset(server: &Server, fields: Map<String, Value>, peer: IpAddr) -> Result<Value, Wrong> {
+/// Forgets what the keys of a request have used. Returns the keys.
+pub(crate) async fn reset(server: &Server, fields: Map<String, Value>, peer: IpAddr) -> Result<Vec<Key>, Wrong> {
     let asked = Asked::read(server, fields, peer, false)?;
     let layer = asked.layer(server)?;
     let explanation = layer.explain(&asked.head).await;
@@ -317,7 +317,7 @@ pub(crate) async fn reset(server: &Server, fields: Map<String, Value>, peer: IpA
     for key in &keys {
         layer.reset(key).await.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
     }
-    Ok(json!({ "keys": keys.len() }))
+    Ok(keys)
 }
 
 /// Says that a path is none.

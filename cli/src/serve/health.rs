@@ -78,7 +78,7 @@ pub(crate) async fn first(limits: &Limits, log: Log) -> Store {
     match probe(limits).await {
         Ok(()) => Store::Decides,
         Err(message) => {
-            log.warn("store-fails", format_args!("the store does not decide: {message}"));
+            log.warn("store-away", format_args!("the store does not decide: {message}"));
             Store::Fails
         }
     }

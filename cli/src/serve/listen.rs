@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::health::Phase;
+use super::peers::Peers;
 use super::route;
 use super::server::{Role, Server};
 
@@ -33,8 +34,12 @@ const STREAMS_OF_OPERATORS_MAX: u32 = 8;
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
 
-/// The most connections on the operators' address, which others may reach as well.
+/// The bounds of the operators' address, which others may reach as well: the most connections, and how long each may be
+/// idle, take for the head of a request, and be used. One peer has at most a quarter of the connections.
 const CONNECTIONS_OF_OPERATORS_MAX: usize = 256;
+const SHARE_OF_ONE_PEER: usize = 4;
+const IDLE_OF_OPERATORS_MAX: Duration = Duration::from_secs(5);
+const AGE_OF_OPERATORS_MAX: Duration = Duration::from_secs(60);
 
 /// How often an idle HTTP/2 connection is asked whether its client is still there, and how long that may take.
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -52,6 +57,21 @@ pub(crate) struct Bounds {
     pub(crate) drain_timeout: Duration,
 }
 
+impl Bounds {
+    /// Returns the bounds of an address.
+    fn of(self, role: Role) -> Self {
+        match role {
+            Role::Asked => self,
+            Role::Admin => Self {
+                max_connections: self.max_connections.min(CONNECTIONS_OF_OPERATORS_MAX),
+                idle: self.idle.min(IDLE_OF_OPERATORS_MAX),
+                max_age: self.max_age.min(AGE_OF_OPERATORS_MAX),
+                ..self
+            },
+        }
+    }
+}
+
 /// Accepts connections until the server ends, and then waits for them.
 pub(crate) async fn serve(
     server: Arc<Server>,
@@ -60,12 +80,19 @@ pub(crate) async fn serve(
     bounds: Bounds,
     mut phase: watch::Receiver<Phase>,
 ) {
-    let places = Arc::new(Semaphore::new(match role {
-        Role::Asked => bounds.max_connections,
-        Role::Admin => bounds.max_connections.min(CONNECTIONS_OF_OPERATORS_MAX),
-    }));
+    let bounds = bounds.of(role);
+    let places = Arc::new(Semaphore::new(bounds.max_connections));
+    let (full, peers_max) = match role {
+        Role::Asked => ("listen-full", bounds.max_connections),
+        Role::Admin => ("admin-full", bounds.max_connections.div_ceil(SHARE_OF_ONE_PEER)),
+    };
+    let peers = Peers::new(peers_max);
     let mut connections = JoinSet::new();
     loop {
+        if places.available_permits() == 0 {
+            let message = format!("{} connections are open, as many as may be: others wait", bounds.max_connections);
+            server.log_sometimes(full, &message);
+        }
         let accepted = async {
             let place = Arc::clone(&places).acquire_owned().await;
             (place, listener.accept().await)
@@ -88,10 +115,15 @@ pub(crate) async fn serve(
             server.log_sometimes("untrusted", &message);
             continue;
         }
+        let Some(peer_place) = peers.enter(peer.ip()) else {
+            let message = format!("{} has {peers_max} connections already, and no more are accepted", peer.ip());
+            server.log_sometimes("crowded", &message);
+            continue;
+        };
         let connection = connection(Arc::clone(&server), stream, peer, role, bounds, phase.clone());
         connections.spawn(async move {
             connection.await;
-            drop(place);
+            drop((place, peer_place));
         });
     }
     drop(listener);

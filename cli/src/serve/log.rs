@@ -13,6 +13,40 @@ use tower_ratelimit::observe::{
 };
 use tower_ratelimit::{Key, Policy};
 
+/// The events of all lines, and when they are written, for the help text.
+pub(crate) const EVENTS: &str = "\
+Events of the log:
+  listen, admin          an address accepts connections
+  trust                  --trust has a network that probably contains others than proxies
+  setup                  a likely misconfiguration
+  store-away             the store has not decided for 2 seconds, whether requests come or not: alert on this one
+  store-back             the store decides again
+  store-failed           checks of requests fail at the store, at most once a minute for each kind of error
+  store-recovered        checks of requests succeed again, and none has failed for 5 seconds
+  store-down, store-up   a server of the store does not answer, or answers again
+  store-left             a server of the store is not in use any more
+  store-far              a round trip to the store takes more than half of --deadline
+  scripts-forgotten      Redis was restarted or replaced, or its scripts were flushed
+  too-many-quotas        a limiter in memory has no number left for a quota
+  rules-loaded           other rules are in force
+  rules-refused          a file of rules has a problem, and the rules stay as they were
+  operators-loaded       other operators may act
+  operators-refused      the file of operators has a problem, and the operators stay as they were
+  operator               an operator has changed something, or has tried to
+  fleet-in-force         other settings for all processes are in force
+  fleet-unreadable       the settings for all processes cannot be read
+  fleet-readable         they can be read again
+  drain                  the server is about to end, or ends before all requests are answered
+  end                    the server has ended
+At most once in 10 seconds each:
+  untrusted              somebody whom --trust does not name has connected
+  proxy                  a proxy's request lacks a header, or has it twice
+  unauthorized           an operator's name or token is wrong
+  crowded                one address has as many connections at --admin as it may have
+  listen-full            --max-connections are open
+  admin-full             as many connections are open at --admin as may be
+  accept                 a connection could not be accepted";
+
 /// The form of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
@@ -167,12 +201,19 @@ impl Observer for Watcher {
     fn on_fleet_event(&self, event: &FleetEvent) {
         self.stats.on_fleet_event(event);
         match event {
+            FleetEvent::InForce { revision: 0, .. } => {
+                let message = "no operator has set anything for all processes, as far as this one knows";
+                self.log.write(Level::Info, "fleet-in-force", message, &[("revision", "0")]);
+            }
             FleetEvent::InForce { revision, .. } => {
                 let message = format!("revision {revision} of the operators' settings is in force");
                 self.log.write(Level::Info, "fleet-in-force", message, &[("revision", &revision.to_string())]);
             }
-            FleetEvent::Unreadable { error, .. } => {
-                let message = "the operators' settings cannot be read, and stay as they were";
+            FleetEvent::Unreadable { revision, error, .. } => {
+                let message = match revision {
+                    Some(_) => "the operators' settings cannot be read, and stay as they were",
+                    None => "the operators' settings cannot be read, and this server has none yet",
+                };
                 self.log.write(Level::Warn, "fleet-unreadable", message, &[("error", error)]);
             }
             FleetEvent::Readable { .. } => self.log.info("fleet-readable", "the operators' settings can be read again"),
@@ -190,6 +231,24 @@ impl Observer for Watcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_of_the_source_are_in_the_help_text() {
+        let serve = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/serve");
+        let files = std::fs::read_dir(serve).unwrap().map(|file| file.unwrap().path());
+        let text: String =
+            files.filter(|file| file.is_file()).map(|file| std::fs::read_to_string(file).unwrap()).collect();
+        let mut count = 0;
+        let is_name = |event: &&str| event.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
+        for call in ["log_sometimes(", "log.warn(", "log.info(", "Level::Info,", "Level::Warn,"] {
+            let quoted = text.split(call).skip(1).filter_map(|rest| rest.trim_start().strip_prefix('"'));
+            for event in quoted.filter_map(|rest| rest.split('"').next()).filter(is_name) {
+                assert!(EVENTS.split([' ', ',', '\n']).any(|word| word == event), "{event} is not in the help text");
+                count += 1;
+            }
+        }
+        assert!(count > 20, "{count}");
+    }
 
     #[test]
     fn text_of_others_stays_on_its_line() {

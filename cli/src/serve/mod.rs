@@ -1,12 +1,14 @@
 //! `tower-ratelimit serve`: a server that limits the requests of any proxy.
 //!
 //! * `options` are its settings, and `limits` what it makes of them: the rules, the limiter and the layers.
-//! * `listen` has the connections, and `server` what all of them share. `route` sends each request to one of these:
+//! * `listen` has the connections, of which `peers` counts those of each peer, and `server` what all of them share.
+//!   `route` sends each request to one of these:
 //!   * `forward` answers proxies,
 //!   * `api` answers applications, with `held` for the requests whose end they report,
 //!   * `envoy` answers Envoy's rate limit service, over `grpc`,
 //!   * `health` answers balancers,
-//!   * `admin` answers operators, whom `operators` knows, and `fleet` what they set for all processes.
+//!   * `admin` answers operators, whom `operators` knows, and `fleet` what they set for all processes. `audit` is
+//!     what the log says about their requests.
 //! * `store` is the store that processes share. `push` puts rules into it.
 //! * `described` and `uri` make the head of a request that somebody describes.
 //!
@@ -14,6 +16,7 @@
 
 mod admin;
 mod api;
+mod audit;
 mod described;
 mod envoy;
 mod failure;
@@ -27,6 +30,7 @@ mod listen;
 mod log;
 mod operators;
 mod options;
+mod peers;
 mod push;
 mod rates;
 mod respond;
@@ -72,7 +76,9 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
 }
 
 async fn serve(options: &Options) -> Result<(), Failure> {
-    let operators = options.operators.as_deref().map(Operators::read).transpose().map_err(Failure::Setup)?;
+    let log = Log(options.log);
+    let operators = options.operators.as_deref().map(|file| Operators::read(file, log).map(Arc::new));
+    let operators = operators.transpose().map_err(Failure::setup)?;
     if operators.is_none() && !options.admin.ip().is_loopback() {
         return Err(Failure::setup(format_args!(
             "--admin {} is no loopback address, so anybody on the network could read the status page: name who may, by \
@@ -80,7 +86,6 @@ async fn serve(options: &Options) -> Result<(), Failure> {
             options.admin
         )));
     }
-    let log = Log(options.log);
     let reveal = options.reveal;
     let stats = Stats::builder().count_use(true).max_recent_refusals(1_000).reveal(move |key| reveal.name_of(key));
     let stats = stats.build();
@@ -103,7 +108,15 @@ async fn serve(options: &Options) -> Result<(), Failure> {
     for (_, layer) in server.limits.layers() {
         let _ = layer.check(); // the log gets the warnings
     }
+    for network in options.wide_networks() {
+        let can =
+            "a client in this network may ask past the proxy, use up the allowances of others, and state any address";
+        log.warn("trust", format_args!("--trust has {network}: {can}"));
+    }
     let signals = Signals::new().map_err(Failure::setup)?;
+    if let Some(operators) = &server.operators {
+        operators.follow(options.reload_every).map_err(Failure::setup)?;
+    }
     let bounds = Bounds {
         max_connections: options.max_connections.max(1),
         idle: options.idle,
@@ -170,14 +183,14 @@ async fn watch_store(server: Arc<Server>, store: watch::Sender<Store>) {
             Ok(()) => {
                 failing_since = None;
                 if before == Store::Fails {
-                    server.log.info("store-decides", "the store decides again");
+                    server.log.info("store-back", "the store decides again");
                     store.send_replace(Store::Decides);
                 }
             }
             Err(message) => {
                 let since = *failing_since.get_or_insert_with(Instant::now);
                 if before == Store::Decides && since.elapsed() >= FAILS_AFTER {
-                    server.log.warn("store-fails", format_args!("the store does not decide: {message}"));
+                    server.log.warn("store-away", format_args!("the store does not decide: {message}"));
                     store.send_replace(Store::Fails);
                 }
             }
@@ -194,11 +207,14 @@ async fn sweep(server: Arc<Server>) {
     }
 }
 
-/// Reads the rules again, or ends the server, as signals say. A second signal to end is followed at once.
+/// Reads the rules and the operators again, or ends the server, as signals say. A second signal to end is followed at once.
 async fn follow(server: Arc<Server>, mut signals: Signals, phases: watch::Sender<Phase>, drain_delay: Duration) {
     while let Signal::Reload = signals.next().await {
         for rules in server.limits.rules() {
             let _ = rules.reload(); // the log gets what was wrong
+        }
+        if let Some(operators) = &server.operators {
+            operators.reload();
         }
     }
     server.log.info("drain", "the server is not ready any more, and ends when all requests are answered");

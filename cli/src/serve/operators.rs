@@ -1,18 +1,51 @@
 //! Decides whether a request on the operators' address may act.
 
-use std::fs;
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 
+use super::log::Log;
+
 /// The shortest token.
 const TOKEN_MIN: usize = 16;
 
-/// The operators of a file, each with a token.
-pub(crate) struct Operators(Vec<(String, String)>);
+/// The largest file, in bytes.
+const FILE_MAX: usize = 1 << 20;
+
+/// The shortest time between two readings of the file.
+const EVERY_MIN: Duration = Duration::from_millis(100);
+
+/// The time for which a changed file must stay unchanged before it is used, because its writer may only pause.
+const SETTLES: Duration = Duration::from_secs(1);
+
+/// The operators of a file, which is read again when it changes. After an error they stay as they were.
+pub(crate) struct Operators {
+    file: PathBuf,
+    log: Log,
+    state: Mutex<State>,
+    /// Held by the thread that reads the file, so that no older text replaces a newer one.
+    turn: Mutex<()>,
+}
+
+struct State {
+    /// What the file had when it was last read.
+    reading: Reading,
+    in_force: Arc<Listed>,
+}
+
+/// The text of the file, or why it cannot be read.
+type Reading = Result<String, String>;
+
+/// Operators, each with a token.
+struct Listed(Vec<(String, String)>);
 
 /// The operator who sent a request, in its extensions.
 #[derive(Clone)]
@@ -20,12 +53,91 @@ pub(crate) struct Operator(pub(crate) String);
 
 impl Operators {
     /// Reads a file with an operator in each line: a name and a token.
-    pub(crate) fn read(file: &Path) -> Result<Self, String> {
-        let error = |message: String| format!("error: the operators in {}: {message}", file.display());
-        let text = fs::read_to_string(file).map_err(|cause| error(cause.to_string()))?;
-        Self::parse(&text).map_err(error)
+    pub(crate) fn read(file: &Path, log: Log) -> Result<Self, String> {
+        let reading = text_of(file);
+        let listed = reading.clone().and_then(|text| Listed::parse(&text));
+        let in_force = Arc::new(listed.map_err(|error| format!("the operators in {}: {error}", file.display()))?);
+        let state = Mutex::new(State { reading, in_force });
+        Ok(Self { file: file.to_owned(), log, state, turn: Mutex::default() })
     }
 
+    /// Reads the file again.
+    pub(crate) fn reload(&self) {
+        self.reload_if(|_| true);
+    }
+
+    fn reload_if(&self, is_wanted: impl FnOnce(&Reading) -> bool) {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let reading = text_of(&self.file);
+        if is_wanted(&reading) {
+            self.take(reading);
+        }
+    }
+
+    /// Starts a thread that looks for a new version of the file, as one does for rules.
+    pub(crate) fn follow(self: &Arc<Self>, every: Duration) -> io::Result<()> {
+        let operators = Arc::clone(self);
+        let watch = move || loop {
+            thread::sleep(every.max(EVERY_MIN));
+            let reading = text_of(&operators.file);
+            if operators.has_read(&reading) {
+                continue;
+            }
+            thread::sleep(SETTLES);
+            operators.reload_if(|again| *again == reading);
+        };
+        thread::Builder::new().name("operators".to_owned()).spawn(watch).map(drop)
+    }
+
+    fn has_read(&self, reading: &Reading) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).reading == *reading
+    }
+
+    /// Puts the operators of a text in force, unless it has a problem.
+    fn take(&self, reading: Reading) {
+        let listed = reading.clone().and_then(|text| Listed::parse(&text));
+        let (is_new, count) = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_new = state.reading != reading;
+            state.reading = reading;
+            let count = listed.map(|listed| {
+                let count = listed.0.len();
+                state.in_force = Arc::new(listed);
+                count
+            });
+            (is_new, count)
+        };
+        match count {
+            Ok(count) if is_new => {
+                self.log.info("operators-loaded", format_args!("the file of operators names {count}, who may act"));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let file = self.file.display();
+                self.log.warn("operators-refused", format_args!("the operators stay as they were: {file}: {error}"));
+            }
+        }
+    }
+
+    /// Returns the operator of a request: by `Authorization: Bearer TOKEN`, or, for browsers, by `Basic` with the name
+    /// and the token.
+    pub(crate) fn who(&self, headers: &HeaderMap) -> Option<Operator> {
+        let listed = Arc::clone(&self.state.lock().unwrap_or_else(PoisonError::into_inner).in_force);
+        listed.who(headers)
+    }
+}
+
+/// Returns the text of a file.
+fn text_of(file: &Path) -> Reading {
+    let read = || {
+        let mut text = String::new();
+        File::open(file)?.take(FILE_MAX as u64 + 1).read_to_string(&mut text).map(|_| text)
+    };
+    let text = read().map_err(|cause: io::Error| cause.to_string())?;
+    if text.len() > FILE_MAX { Err(format!("it has more than {FILE_MAX} bytes")) } else { Ok(text) }
+}
+
+impl Listed {
     fn parse(text: &str) -> Result<Self, String> {
         let mut operators: Vec<(String, String)> = Vec::new();
         for (number, line) in text.lines().enumerate() {
@@ -46,9 +158,7 @@ impl Operators {
         if operators.is_empty() { Err("there is none".to_owned()) } else { Ok(Self(operators)) }
     }
 
-    /// Returns the operator of a request: by `Authorization: Bearer TOKEN`, or, for browsers, by `Basic` with the name
-    /// and the token.
-    pub(crate) fn who(&self, headers: &HeaderMap) -> Option<Operator> {
+    fn who(&self, headers: &HeaderMap) -> Option<Operator> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let (Some(value), None) = (values.next(), values.next()) else { return None };
         let (scheme, given) = value.to_str().ok()?.split_once(' ')?;
@@ -83,7 +193,7 @@ mod tests {
 
     #[test]
     fn operator_is_known_by_the_token_only() {
-        let operators = Operators::parse("# who\nalice  0123456789abcdef\n\nbob fedcba9876543210\n").unwrap();
+        let operators = Listed::parse("# who\nalice  0123456789abcdef\n\nbob fedcba9876543210\n").unwrap();
         let who = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(AUTHORIZATION, value.parse().unwrap());
@@ -116,7 +226,7 @@ mod tests {
             ("a 0123456789abcdef c", "line 1"),
             ("a 0123456789abcdef\na 0123456789abcdeg", "line 2: a comes twice"),
         ] {
-            assert!(Operators::parse(text).is_err_and(|error| error.contains(said)), "{text}");
+            assert!(Listed::parse(text).is_err_and(|error| error.contains(said)), "{text}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Command, ValueEnum};
 use tower_ratelimit::{Key, OnError};
 
-use super::log::LogFormat;
+use super::log::{EVENTS, LogFormat};
 use super::store::StoreOptions;
 use super::time::time;
 use super::uri::Paths;
@@ -26,9 +26,11 @@ use super::uri::Paths;
 ///
 /// The exit code is 0 after SIGTERM or SIGINT, 1 if the file has a problem, and 2 if the server could not begin.
 #[derive(clap::Args, Debug)]
-#[command(after_help = "SIGHUP reads the file of rules again. SIGTERM ends the server without losing a request: it \
+#[command(
+    after_help = format!("SIGHUP reads the files of rules and operators again. SIGTERM ends the server without losing a request: it \
                         first reports that it is not ready, then accepts no more connections, and ends when all \
-                        requests are answered.")]
+                        requests are answered.\n\n{EVENTS}")
+)]
 pub(crate) struct Options {
     /// The file of rules. A file in Envoy's form answers Envoy; there may be several of these, with different domains
     #[arg(required = true, value_name = "RULES", env = "TOWER_RATELIMIT_RULES", value_delimiter = ',')]
@@ -78,7 +80,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NUMBER", default_value_t = 1_000_000, env = "TOWER_RATELIMIT_MAX_KEYS")]
     pub(crate) max_keys: usize,
 
-    /// How often the file of rules is read again
+    /// How often the files of rules and operators are read again
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time, env = "TOWER_RATELIMIT_RELOAD_EVERY")]
     pub(crate) reload_every: Duration,
     /// The form of paths that rules see
@@ -93,13 +95,15 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = Reveal::Networks, env = "TOWER_RATELIMIT_REVEAL")]
     pub(crate) reveal: Reveal,
 
-    /// How many connections may be open on --listen, and as many on --admin, but there at most 256
+    /// How many connections may be open on --listen, and as many on --admin, but there at most 256, and at most a
+    /// quarter of them from one address
     #[arg(long, value_name = "NUMBER", default_value_t = 4_096, env = "TOWER_RATELIMIT_MAX_CONNECTIONS")]
     pub(crate) max_connections: usize,
-    /// How long a connection may be idle, or take for the head of a request
+    /// How long a connection may be idle, or take for the head of a request; on --admin at most 5 seconds
     #[arg(long, value_name = "TIME", default_value = "75s", value_parser = time, env = "TOWER_RATELIMIT_IDLE")]
     pub(crate) idle: Duration,
-    /// How long a connection is used before its client is asked to open another one, which may reach another server
+    /// How long a connection is used before its client is asked to open another one, which may reach another server; on
+    /// --admin at most a minute
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time, env = "TOWER_RATELIMIT_MAX_AGE")]
     pub(crate) max_age: Duration,
     /// How long the server still answers after SIGTERM, so that balancers notice that it is not ready
@@ -151,6 +155,22 @@ impl Reveal {
                 Some(format!("{}/48", Ipv6Addr::from(u128::from(address) & (u128::MAX << 80))))
             }
         }
+    }
+}
+
+impl Options {
+    /// Returns the trusted networks that are larger than every network of private addresses, which are 10.0.0.0/8 and
+    /// fc00::/7: probably not only proxies are in them.
+    pub(crate) fn wide_networks(&self) -> impl Iterator<Item = &str> {
+        self.trust.iter().map(String::as_str).filter(|network| {
+            let Some((address, length)) = network.split_once('/') else { return false };
+            let (Ok(address), Ok(length)) = (address.parse::<IpAddr>(), length.parse::<u8>()) else { return false };
+            match address {
+                IpAddr::V6(mapped) if mapped.to_ipv4_mapped().is_some() => length < 96 + 8,
+                IpAddr::V6(_) => length < 7,
+                IpAddr::V4(_) => length < 8,
+            }
+        })
     }
 }
 
@@ -235,6 +255,16 @@ mod tests {
         assert_eq!((options.listen.port(), options.on_error), (2, OnError::Allow));
         assert_eq!((options.trust.len(), options.admin.port()), (2, 8081));
         assert_eq!(options.idle, Duration::from_secs(75));
+    }
+
+    #[test]
+    fn trusted_network_that_is_wider_than_private_ones_is_found() {
+        let trust = "192.0.2.1,10.0.0.0/8,128.0.0.0/1,fc00::/7,::/0,0.0.0.0/0,2001:db8::/32,::ffff:0.0.0.0/96";
+        let options = options("rules = a.yaml\n", &["--trust", trust]).unwrap();
+        assert_eq!(
+            options.wide_networks().collect::<Vec<_>>(),
+            ["128.0.0.0/1", "::/0", "0.0.0.0/0", "::ffff:0.0.0.0/96"]
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The server: what it decides by, and where it is on its way to its end.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -22,7 +22,7 @@ pub(crate) struct Server {
     pub(crate) log: Log,
     pub(crate) stats: Stats,
     pub(crate) page: StatusPage,
-    pub(crate) operators: Option<Operators>,
+    pub(crate) operators: Option<Arc<Operators>>,
     /// The names under which browsers reach the operators' address.
     pub(crate) admin_hosts: Vec<String>,
     pub(crate) health: Health,

@@ -244,7 +244,8 @@ fn held_request_is_kept_when_its_time_is_over() {
 #[test]
 fn operator_explains_and_resets() {
     let mut api = Api::start(&rules(), &[]);
-    let login = json!({"method": "POST", "path": "/login", "client": "203.0.113.9"});
+    let login = json!({"method": "POST", "path": "/login?token=SECRET", "client": "203.0.113.9",
+                       "headers": {"x-api-key": "ent-SECRET"}});
     (0..4).for_each(|_| drop(api.post("/v1/check", &login)));
     let explained = api.post("/v1/explain", &login).json();
     assert!(explained.to_string().contains("\"login\""), "{explained}");
@@ -253,6 +254,10 @@ fn operator_explains_and_resets() {
     assert_eq!(api.post("/v1/check", &login).json()["allowed"], true);
     let line = api.server.wait_for_line(|line| line["event"] == "operator");
     assert_eq!((&line["operator"], &line["result"]), (&json!("alice"), &json!("ok")), "{line}");
+    assert!(line["keys"].as_str().unwrap().contains("(203.0.113.0/24)"), "{line}");
+    for secret in ["SECRET", "203.0.113.9"] {
+        assert!(!line.to_string().contains(secret), "{line}");
+    }
 }
 
 #[test]

@@ -144,6 +144,40 @@ fn connections_are_bounded_and_the_next_waits() {
 }
 
 #[test]
+fn one_peer_cannot_fill_the_operators_address() {
+    let mut server = Server::start(&rules(), &[]);
+    // The operator comes from another address of this machine than the attacker.
+    let admin = server.admin;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let operator = || {
+        let stream = runtime.block_on(async {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+            socket.connect(admin).await.unwrap().into_std().unwrap()
+        });
+        stream.set_nonblocking(false).unwrap();
+        stream
+    };
+    let began = Instant::now();
+    let mut held: Vec<TcpStream> = (0..300)
+        .map(|_| {
+            let mut stream = TcpStream::connect(admin).unwrap();
+            let _ = stream.write_all(b"GET /live HTTP/1.1\r\nHost: a\r\nX-"); // it may be closed by then
+            stream
+        })
+        .collect();
+    let line = server.wait_for_line(|line| line["event"] == "crowded");
+    assert_eq!(line["message"], "127.0.0.1 has 64 connections already, and no more are accepted");
+    let mut stream = operator();
+    stream.write_all(b"GET /ready HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").unwrap();
+    assert!(rest(&mut stream).starts_with("HTTP/1.1 200"));
+    // The heads have five seconds, however long --idle is.
+    held.iter_mut().for_each(|stream| drop(rest(stream)));
+    assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
+    assert_eq!(get(admin, "/ready", &[]).status, 200);
+}
+
+#[test]
 fn many_keys_leave_the_limits_of_others_as_they_are() {
     let server = Server::start(&rules(), &["--max-keys", "20000"]);
     let mut connection = Connection::open(server.asked).unwrap();

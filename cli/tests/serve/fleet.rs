@@ -101,12 +101,26 @@ fn incident_is_handled_in_all_processes_by_one() {
     wait_until(|| !settings(&servers[0])["error"].is_null());
     assert_eq!(check(&servers[0], "203.0.113.9"), (false, Some(403)), "it goes on with what it knows");
     wait_until(|| get(servers[0].admin, "/metrics", &[]).body.contains("\nratelimit_fleet_unreadable 1\n"));
+    servers[0].wait_for_line(|line| line["message"] == "the operators' settings cannot be read, and stay as they were");
     assert!(get(servers[0].admin, "/limits", &[OPERATOR]).body.contains("The last known settings stay in force."));
     redis.restart();
     let end = json!({"kind": "network", "name": "rules", "subject": "203.0.113.0/24", "why": "it is over"});
     wait_until(|| set(&servers[0], &end).status == 200);
     wait_until(|| check(&servers[1], "203.0.113.9").0);
     assert!(settings(&servers[1])["revision"].as_u64() >= Some(4));
+}
+
+#[test]
+fn server_without_a_store_has_no_settings_and_says_so() {
+    let away = format!("redis://127.0.0.1:{}", redis_server::free_port());
+    let mut server = serve(&["--redis", &away, "--on-error", "allow"]);
+    let line = server.wait_for_line(|line| line["event"] == "fleet-unreadable");
+    assert_eq!(line["message"], "the operators' settings cannot be read, and this server has none yet");
+    let page = get(server.admin, "/limits", &[OPERATOR]).body;
+    for said in ["None is in force in this process yet.", "nothing is set for all processes yet"] {
+        assert!(page.contains(said), "{said}: {page}");
+    }
+    assert!(!page.contains("1970") && settings(&server)["since"].is_null(), "{}", settings(&server));
 }
 
 #[test]
@@ -185,6 +199,18 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
         line["file"].is_null() && line["message"] == "1 rules, which operators have pushed, are in force",
         "{line}"
     );
+    // The log has the fingerprint of a key, as the page has, whether the change is made or not.
+    let raise = |value: &str| json!({"kind": "override", "name": "client", "subject": "ent-SECRET", "value": value, "why": "a sale"});
+    assert_eq!(["9 per day", "nine per day"].map(|value| set(&server, &raise(value)).status), [200, 400]);
+    let page = get(server.admin, "/limits", &[OPERATOR]).body;
+    assert!(page.contains("3 per day, token bucket, unless overridden for a key"), "{page}");
+    for (result, value) in [("ok", "9 per day"), ("failed", "nine per day")] {
+        let is_it = |line: &Value| line["result"] == result && line["request"].to_string().contains(value);
+        let line = server.wait_for_line(is_it);
+        let request: Value = serde_json::from_str(line["request"].as_str().unwrap()).unwrap();
+        assert!(page.contains(request["subject"].as_str().unwrap()), "{request}: {page}");
+    }
+    assert!(server.lines().iter().all(|line| !line.to_string().contains("SECRET")), "{:?}", server.lines());
     let without = serve(&[]);
     let answer = set(&without, &block);
     assert!(answer.status == 404 && answer.body.contains("--fleet"), "{answer:?}");

@@ -48,7 +48,7 @@ fn python_client_watches_the_health_until_the_end() {
     assert_eq!(client.line(), "UNAVAILABLE", "the call ends with the server, and does not hold it");
     assert_eq!(server.wait(), Some(0));
     let log: Vec<_> = server.lines()[before..].iter().map(|line| line["event"].as_str().unwrap().to_owned()).collect();
-    for event in ["store-fails", "store-decides"] {
+    for event in ["store-away", "store-back"] {
         assert_eq!(log.iter().filter(|known| *known == event).count(), 1, "{log:?}");
     }
 }

@@ -61,6 +61,46 @@ fn operators_see_health_metrics_and_status() {
 }
 
 #[test]
+fn operators_follow_their_file() {
+    let status = |server: &Server, token: &str| {
+        get(server.admin, "/limits", &[("Authorization", &format!("Bearer {token}"))]).status
+    };
+    let (alice, bob, carol) = ("alice-0123456789", "bob-0123456789ab", "carol-0123456789");
+    let both = |other: &str| format!("alice {alice}\n{other}\n");
+    for (every, by_signal) in [("100ms", false), ("1h", true)] {
+        let folder = Folder::new();
+        folder.write("operators", &both(&format!("bob {bob}")));
+        let mut server = Server::start_in(folder, RULES, &["--operators", "operators", "--reload-every", every]);
+        let change = |server: &Server, text: &str| {
+            server.folder.write("operators", text);
+            if by_signal {
+                server.signal("HUP");
+            }
+        };
+        assert_eq!([bob, carol].map(|token| status(&server, token)), [200, 401]);
+        change(&server, &both(&format!("carol {carol}")));
+        wait_until(|| status(&server, bob) == 401);
+        assert_eq!([alice, carol].map(|token| status(&server, token)), [200, 200]);
+        // A file that names nobody leaves them as they were.
+        for (broken, said) in [("", "there is none"), ("alice short", "line 1: write a name and a token")] {
+            change(&server, broken);
+            let line = server.wait_for_line(|line| {
+                line["event"] == "operators-refused" && line["message"].as_str().unwrap().contains(said)
+            });
+            assert!(
+                line["message"].as_str().unwrap().contains("the operators stay as they were: operators: "),
+                "{line}"
+            );
+            assert_eq!([alice, carol].map(|token| status(&server, token)), [200, 200], "{line}");
+        }
+        change(&server, &both(""));
+        wait_until(|| status(&server, carol) == 401);
+        assert_eq!(status(&server, alice), 200);
+        wait_until(|| server.lines().iter().filter(|line| line["event"] == "operators-loaded").count() == 2);
+    }
+}
+
+#[test]
 fn page_names_who_is_refused() {
     for (reveal, shown, hidden) in [
         ("networks", "203.0.113.0/24", "203.0.113.9"),
@@ -135,6 +175,14 @@ fn wrong_setting_ends_the_program_with_its_name() {
         assert_eq!(ended, Some(code), "{arguments:?}: {err}");
         assert!(err.contains(said), "{arguments:?}: {err}");
     }
+}
+
+#[test]
+fn trust_of_everybody_is_warned_of() {
+    let mut server = Server::start(RULES, &["--trust", "0.0.0.0/0,10.0.0.0/8,::1"]);
+    let line = server.wait_for_line(|line| line["event"] == "trust");
+    assert!(line["message"].as_str().unwrap().starts_with("--trust has 0.0.0.0/0: a client in this network may"));
+    assert_eq!(server.lines().iter().filter(|line| line["event"] == "trust").count(), 1, "{:?}", server.lines());
 }
 
 #[test]

@@ -355,6 +355,41 @@ fn nginx_lets_requests_pass_if_it_is_told_to() {
     assert!(answer.status == 200 && answer.body.starts_with("GET / HTTP"), "{answer:?}");
 }
 
+/// The lines are those of the example's comments.
+#[test]
+fn nginx_looks_up_plans_by_api_keys() {
+    let commented = example("rules.yaml");
+    let line = |start: &str| {
+        let line = commented.lines().find_map(|line| line.split_once(start)).unwrap_or_else(|| panic!("{start}"));
+        format!("{start}{}\n", line.1)
+    };
+    let text = example("nginx.conf")
+        .replace("http {\n", &format!("http {{\n{}", line("map $http_x_api_key")))
+        .replace("            internal;\n", &format!("            internal;\n{}", line("proxy_set_header X-Plan")));
+    let limiter = Server::start(&rules().replace("by: header x-api-key", "by: header x-plan"), &[]);
+    let setup = nginx_with(&text, &[limiter.asked.port()]);
+    for (key, plan, limit) in [("key-of-one", "usual", 20), ("key-of-nobody", "acme", 5), ("key-of-another", "", 20)] {
+        let answer = get(setup.proxy.address, "/", &[("X-Api-Key", key), ("X-Plan", plan)]);
+        let policies = answer.header("ratelimit-policy");
+        assert!(policies.contains(&format!("\"customer\";q={limit};")), "{key}: {policies}");
+    }
+}
+
+#[test]
+fn nginx_that_intercepts_errors_takes_the_applications() {
+    let port = free_port();
+    let application = format!("    server {{ listen 127.0.0.1:{port}; return 401; }}\n    server {{\n");
+    let text = example("nginx.conf")
+        .replacen("    server {\n", &application, 1)
+        .replace("http://127.0.0.1:9000", &format!("http://127.0.0.1:{port}"));
+    for (intercepts, status) in [("off", 401), ("on", 429)] {
+        let text = text.replace("http {\n", &format!("http {{\nproxy_intercept_errors {intercepts};\n"));
+        let limiter = start();
+        let setup = nginx_with(&text, &[limiter.asked.port()]);
+        assert_eq!(get(setup.proxy.address, "/", &[]).status, status, "{intercepts}");
+    }
+}
+
 #[test]
 fn haproxy_refuses_if_its_script_fails() {
     let script = example("haproxy.lua");
