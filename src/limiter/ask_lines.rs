@@ -333,8 +333,8 @@ impl AskLine {
     /// passed when a call that is sent now arrives.
     ///
     /// A call that asks too early costs a whole round trip. So the measure falls to a shorter round trip at
-    /// once, and rises to a longer one slowly. A call that failed is not measured, and neither is an answer at once, such
-    /// as a remembered denial.
+    /// once, and rises to a longer one slowly. A call that failed is not measured, and neither is an
+    /// answer at once, such as a remembered denial.
     fn measure(&mut self, asking: Asking, now_us: u64) -> u64 {
         let took_us = now_us.saturating_sub(asking.since_us);
         let usual_us = self.trip_us.map_or(took_us, |usual_us| usual_us + took_us.saturating_sub(usual_us) / 8);
