@@ -386,8 +386,8 @@ impl LayerEvent {
 /// Something that happened to the [rules](crate#features) of a file.
 ///
 /// With the feature `tracing`, the events of rules are also written to the target `tower_ratelimit`, with or without an
-/// observer. [`Refused`](Self::Refused) has the level `WARN`, and [`Loaded`](Self::Loaded) the level `INFO`. Each event
-/// is written once, even if several layers use the rules. Without the feature, no event is written.
+/// observer. [`Loaded`](Self::Loaded) has the level `INFO`, and the other events have the level `WARN`. Each event is
+/// written once, even if several layers use the rules. Without the feature, no event is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RulesEvent {
@@ -407,6 +407,17 @@ pub enum RulesEvent {
         /// All problems, with the path of the file and the lines of the problems.
         error: String,
     },
+    /// The program's own rules have changed, and are not used, because an operator pushed the rules in force. The
+    /// own rules come into force when the pushed rules end.
+    #[non_exhaustive]
+    Unused {
+        /// The operator who pushed the rules in force.
+        by: String,
+        /// The revision of the operators' settings that has the rules in force.
+        revision: u64,
+        /// All problems of the program's own rules. If there is an error, the former own rules come into force later.
+        error: Option<String>,
+    },
 }
 
 impl RulesEvent {
@@ -420,6 +431,12 @@ impl RulesEvent {
     #[must_use]
     pub fn refused(error: impl Into<String>) -> Self {
         Self::Refused { error: error.into() }
+    }
+
+    /// Makes [`Unused`](Self::Unused).
+    #[must_use]
+    pub fn unused(by: impl Into<String>, revision: u64, error: Option<String>) -> Self {
+        Self::Unused { by: by.into(), revision, error }
     }
 
     /// Writes the event to `tracing`. `changes` describes the changes of the rules in words.
@@ -441,6 +458,14 @@ impl RulesEvent {
             Self::Refused { error } => {
                 tracing::warn!(target: "tower_ratelimit", event = "rules-refused", "the rules stay as they were: {error}");
             }
+            Self::Unused { by, revision, error } => tracing::warn!(
+                target: "tower_ratelimit",
+                event = "rules-unused",
+                revision,
+                "the changed rules are not used, because {by} pushed the rules in force in revision {revision}{}{}",
+                if error.is_some() { "; the changed rules have problems: " } else { "" },
+                error.as_deref().unwrap_or_default()
+            ),
         });
     }
 }

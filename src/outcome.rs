@@ -358,7 +358,7 @@ impl fmt::Debug for Observed<'_> {
 /// | [`on_store`](Self::on_store) | a store whose load can be read | the limiter | the same |
 /// | | a limiter's errors, as [`Failed`](LimiterEvent::Failed) | a layer | its own |
 /// | [`on_rules`](Self::on_rules) | rules of a file that a layer follows | a layer | its own |
-/// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded or refused | the rules | those of the layers that use the rules |
+/// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded, refused or unused | the rules | those of the layers that use the rules |
 /// | [`on_fleet_event`](Self::on_fleet_event) | the operators' settings for all processes | the fleet | those of `Fleet::observe` |
 ///
 /// A layer passes its observer to its limiter when the layer is first used.

@@ -234,7 +234,7 @@ impl FleetChange {
         Self { lasting: Some(lasting.max(Duration::from_secs(1))), ..self }
     }
 
-    /// Makes the change fail if the target was changed after `revision`.
+    /// Makes the change fail if the target was changed after `revision`, or if this revision does not exist.
     #[must_use]
     pub fn seen(self, revision: u64) -> Self {
         Self { seen: Some(revision), ..self }
@@ -293,6 +293,16 @@ impl FleetEntry {
     pub(super) fn holds(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| now < until)
     }
+}
+
+/// The result of [`Fleet::rollback`](super::Fleet::rollback).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FleetRollback {
+    /// The revision that the rollback made.
+    pub revision: u64,
+    /// The former entry, whose rules are in force again. `None` if each process uses the rules of its file again.
+    pub restored: Option<FleetEntry>,
 }
 
 /// A past action of an operator, for the history that operators read.

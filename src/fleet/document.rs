@@ -182,6 +182,11 @@ impl FleetDocument {
         for (number, change) in changes.iter().enumerate() {
             self.refuse_unseen(change)?;
             let FleetChange { target, value, lasting, .. } = change;
+            if value.is_none() && !next.entries.contains_key(target) {
+                let FleetTarget { kind, name, .. } = target;
+                let message = format!("no `{kind}` of the name `{name}` is set like this, so there is nothing to end");
+                return Err(FleetError::new(FleetErrorKind::Conflict, message));
+            }
             let action = FleetAction {
                 revision: next.revision,
                 tag: author.tag,
@@ -210,9 +215,13 @@ impl FleetDocument {
     }
 
     /// Returns an error if the target was changed after the revision that the author of the change had
-    /// seen.
+    /// seen, or if that revision does not exist.
     fn refuse_unseen(&self, change: &FleetChange) -> Result<(), FleetError> {
         let Some(seen) = change.seen else { return Ok(()) };
+        if seen > self.revision {
+            let message = format!("there is no revision {seen} to have seen: the latest is {}", self.revision);
+            return Err(FleetError::new(FleetErrorKind::Conflict, message));
+        }
         let later = self.actions.iter().find(|action| action.target == change.target && action.revision > seen);
         let Some(FleetAction { by, at, revision, why, .. }) = later else {
             // If a change is older than all kept actions, only the entry that it set still shows the change.
@@ -268,15 +277,21 @@ fn conflict(by: &str, at: Timestamp, revision: u64, why: &str) -> FleetError {
     FleetError::new(FleetErrorKind::Conflict, message)
 }
 
-/// Returns the change that restores the rules which were in force before the last change.
-pub(super) fn rollback(document: &FleetDocument, name: &str) -> Result<FleetChange, FleetError> {
+/// Returns the change that restores the rules which were in force before the last change, and the entry that has
+/// these rules. There is no entry if they are the rules of the file.
+pub(super) fn rollback(
+    document: &FleetDocument,
+    name: &str,
+    seen: Option<u64>,
+) -> Result<(FleetChange, Option<Arc<FleetEntry>>), FleetError> {
     let target = |kind| FleetTarget::new(kind, name);
     let (rules, former) = (target(FleetKind::Rules), target(FleetKind::FormerRules));
     if !document.entries.contains_key(&rules) && !document.entries.contains_key(&former) {
         return Err(invalid(format!("no rules were put in force for `{name}`: the rules of the file are in force")));
     }
-    let value = document.entries.get(&former).map(|entry| Arc::clone(&entry.value));
-    Ok(FleetChange { target: rules, value, lasting: None, seen: Some(document.revision) })
+    let former = document.entries.get(&former).map(Arc::clone);
+    let value = former.as_ref().map(|entry| Arc::clone(&entry.value));
+    Ok((FleetChange { target: rules, value, lasting: None, seen }, former))
 }
 
 /// Writes a space, and then an instant in microseconds, or `-` for `None`.
@@ -417,7 +432,24 @@ mod tests {
         assert!(error.to_string().starts_with("alice b changed it in revision 1"), "{error}");
         assert!(first.changed(&[target.clone().seen(1)], author(2)).is_ok());
         let ended = first.changed(&[FleetChange::end(target.target.clone())], author(2)).unwrap().0;
-        assert!(ended.changed(&[target.seen(1)], author(3)).is_err(), "the end was a change");
+        assert!(ended.changed(&[target.clone().seen(1)], author(3)).is_err(), "the end was a change");
+        let error = first.changed(&[target.seen(2)], author(2)).unwrap_err();
+        assert_eq!(error.kind(), FleetErrorKind::Conflict);
+        assert!(error.to_string().contains("no revision 2 to have seen: the latest is 1"), "{error}");
+    }
+
+    #[test]
+    fn entry_that_does_not_exist_cannot_be_ended() {
+        let first = FleetDocument::default().changed(&changes(), author(1)).unwrap().0;
+        let network = changes().into_iter().find(|change| change.lasting.is_some()).unwrap();
+        let end = FleetChange::end(network.target);
+        let ended = first.changed(std::slice::from_ref(&end), author(2)).unwrap().0;
+        let expired = FleetAuthor { at: NOW.saturating_add(Duration::from_secs(9)), ..author(2) };
+        for (document, author) in [(&FleetDocument::default(), author(3)), (&ended, author(3)), (&first, expired)] {
+            let error = document.changed(std::slice::from_ref(&end), author).unwrap_err();
+            assert_eq!(error.kind(), FleetErrorKind::Conflict);
+            assert!(error.to_string().contains("no `network` of the name `clients` is set"), "{error}");
+        }
     }
 
     #[test]
@@ -451,13 +483,18 @@ mod tests {
                 .find(|entry| entry.target.kind == FleetKind::Rules)
                 .map(|entry| entry.value.clone())
         };
-        assert!(rollback(&FleetDocument::default(), "rules").is_err());
+        let rollback = |document: &FleetDocument| rollback(document, "rules", None);
+        assert!(rollback(&FleetDocument::default()).is_err());
         let first = set(&FleetDocument::default(), FleetChange::rules("rules", "one"));
         let second = set(&first, FleetChange::rules("rules", "two"));
-        let back = set(&second, rollback(&second, "rules").unwrap());
+        let (change, restored) = rollback(&second).unwrap();
+        assert_eq!(restored.unwrap().revision, 1);
+        let back = set(&second, change);
         assert_eq!(rules(&back).as_deref(), Some("one"));
-        let forth = set(&back, rollback(&back, "rules").unwrap());
-        assert_eq!(rules(&forth).as_deref(), Some("two"));
-        assert_eq!(rules(&set(&first, rollback(&first, "rules").unwrap())), None, "the file's");
+        let (change, restored) = rollback(&back).unwrap();
+        assert_eq!(restored.unwrap().revision, 2);
+        assert_eq!(rules(&set(&back, change)).as_deref(), Some("two"));
+        let (change, restored) = rollback(&first).unwrap();
+        assert_eq!((rules(&set(&first, change)), restored), (None, None), "the file's");
     }
 }

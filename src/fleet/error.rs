@@ -15,8 +15,8 @@ pub enum FleetErrorKind {
     /// The change is not valid: this process does not know its name, or its value does not fit the kind. Nothing was
     /// changed.
     Invalid,
-    /// The target was changed after the revision that the author had [seen](super::FleetChange::seen). Nothing
-    /// was changed.
+    /// The target was changed after the revision that the author had [seen](super::FleetChange::seen), that revision
+    /// does not exist, or the change ends an entry that does not exist. Nothing was changed.
     Conflict,
     /// The change would exceed the maximum number of entries or the maximum length of the text. Nothing
     /// was changed.

@@ -1,6 +1,5 @@
 //! The handle of the operators' settings: the task that reads the settings, and the changes to them.
 
-#[cfg(feature = "status")]
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetTarget, invalid};
+use super::change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetRollback, FleetTarget, invalid};
 use super::document::{FleetAuthor, FleetDocument, rollback};
 use super::error::{FleetError, FleetErrorKind};
 use super::file::FileText;
@@ -45,6 +44,9 @@ const TRIES: usize = 50;
 
 /// The longest time of all tries of a change together.
 const CHANGE: Duration = Duration::from_secs(10);
+
+/// The maximum number of names in a message.
+const NAMES_MAX: usize = 20;
 
 /// The pause after a failed call.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -308,14 +310,29 @@ impl Fleet {
     }
 
     /// Restores the rules that were in force before their last change: the text of an earlier change, or the
-    /// rules of the file. Returns the revision that the rollback made.
+    /// rules of the file. A second rollback undoes the first. The rollback fails if the rules were changed after the
+    /// revision `seen`, so that two operators who roll back at the same time do not undo each other.
     ///
     /// # Errors
     /// See [`FleetErrorKind`].
-    pub async fn rollback(&self, by: &str, why: &str, name: &str) -> Result<u64, FleetError> {
+    pub async fn rollback(
+        &self,
+        by: &str,
+        why: &str,
+        name: &str,
+        seen: Option<u64>,
+    ) -> Result<FleetRollback, FleetError> {
         let name: Arc<str> = name.into();
-        self.make(by, why, move |document: &FleetDocument| rollback(document, &name).map(|change| [change].into()))
-            .await
+        let restored = Arc::new(Mutex::new(None));
+        let of_last_try = Arc::clone(&restored);
+        let changes = move |document: &FleetDocument| -> Result<Arc<[FleetChange]>, FleetError> {
+            let (change, former) = rollback(document, &name, seen)?;
+            *lock(&of_last_try) = former;
+            Ok([change].into())
+        };
+        let revision = self.make(by, why, changes).await?;
+        let restored = lock(&restored).as_deref().cloned();
+        Ok(FleetRollback { revision, restored })
     }
 
     async fn make(&self, by: &str, why: &str, changes: impl MakeChanges) -> Result<u64, FleetError> {
@@ -432,14 +449,6 @@ impl Fleet {
         settable
     }
 
-    /// Returns whether operators can set something of this kind for a rule with this name in a file.
-    #[cfg(feature = "rules")]
-    fn has_rule_for(&self, kind: FleetKind, name: &str) -> bool {
-        let tables = lock(&self.0.state).tables.clone();
-        let rules = tables.iter().filter_map(|(_, table)| table.rules());
-        rules.into_iter().any(|rules| rules.rule_names(kind).iter().any(|known| **known == *name))
-    }
-
     /// Returns an error if a change has a wrong value, or if this process has no setting with the
     /// change's name.
     fn check(&self, changes: &[FleetChange]) -> Result<(), FleetError> {
@@ -465,6 +474,15 @@ impl Fleet {
     fn check_here(&self, change: &FleetChange) -> Result<(), FleetError> {
         let FleetTarget { kind, name, .. } = &change.target;
         let mut tables = lock(&self.0.state).tables.clone();
+        let mut known = BTreeSet::new();
+        #[cfg(feature = "rules")]
+        if matches!(kind, FleetKind::Mode | FleetKind::Override) {
+            let rules = tables.iter().filter_map(|(_, table)| table.rules());
+            known.extend(rules.flat_map(|rules| rules.rule_names(*kind)));
+            if known.contains(&**name) {
+                return Ok(());
+            }
+        }
         #[cfg(feature = "rules")]
         if change.value.is_some() {
             check_access(&tables, *kind, name)?;
@@ -474,13 +492,9 @@ impl Fleet {
             return Ok(()); // for the rules of other programs, which refuse what they cannot use
         }
         let mut named = tables.iter().filter(|(known, _)| **known == **name).peekable();
-        #[cfg(feature = "rules")]
-        if matches!(kind, FleetKind::Mode | FleetKind::Override) && self.has_rule_for(*kind, name) {
-            return Ok(());
-        }
         if named.peek().is_none() && change.value.is_some() {
-            let known: Vec<String> = tables.iter().map(|(known, _)| format!("`{known}`")).collect();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            known.extend(tables.iter().map(|(known, _)| known.clone()));
+            let known = shown_names(&known);
             return Err(invalid(format!("this program has no `{kind}` of the name `{name}`; it has {known}")));
         }
         #[cfg(feature = "rules")]
@@ -525,6 +539,18 @@ impl fmt::Debug for Fleet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fleet").field("in_force", &self.in_force()).finish_non_exhaustive()
     }
+}
+
+/// Returns names for a message, in order, at most the first [`NAMES_MAX`] of them.
+fn shown_names(names: &BTreeSet<Box<str>>) -> String {
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    let mut shown: Vec<String> = names.iter().take(NAMES_MAX).map(|name| format!("`{name}`")).collect();
+    if let Some(more @ 1..) = names.len().checked_sub(NAMES_MAX) {
+        shown.push(format!("and {more} more"));
+    }
+    shown.join(", ")
 }
 
 /// Makes changes on a document.

@@ -56,7 +56,7 @@ mod reports;
 mod tables;
 mod words;
 
-pub use change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetTarget};
+pub use change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetRollback, FleetTarget};
 pub use error::{FleetError, FleetErrorKind};
 pub use handle::{Fleet, FleetInForce};
 #[cfg(feature = "rules")]

@@ -37,9 +37,9 @@ pub(super) enum FleetTable {
 /// Rules of a file that follow the operators' settings.
 #[cfg(feature = "rules")]
 pub(crate) trait FollowFleet: Send + Sync {
-    /// Puts the rules of a text in force, or the rules of the file if `text` is `None`. Also puts the
+    /// Puts the rules that an operator pushed in force, or the rules of the file if `pushed` is `None`. Also puts the
     /// operators' settings for these rules in force.
-    fn follow_fleet(&self, text: Option<&str>, settings: FleetRuleSettings);
+    fn follow_fleet(&self, pushed: Option<&Arc<FleetEntry>>, settings: FleetRuleSettings);
 
     /// Returns the names of the rules for which operators can set something of this kind.
     fn rule_names(&self, kind: FleetKind) -> Vec<Box<str>>;
@@ -141,7 +141,7 @@ impl FleetTable {
             #[cfg(feature = "rules")]
             Self::Rules(rules) => {
                 if let Some(rules) = rules.upgrade() {
-                    contained(|| rules.follow_fleet(first(), settings()));
+                    contained(|| rules.follow_fleet(entries.clone().next(), settings()));
                 }
             }
         }

@@ -390,9 +390,9 @@ struct SlowRules {
 
 #[cfg(feature = "rules")]
 impl FollowFleet for SlowRules {
-    fn follow_fleet(&self, text: Option<&str>, _: FleetRuleSettings) {
-        let Some(text) = text else { return };
-        self.begun.send((text.to_owned(), self.fleet.in_force().revision)).unwrap();
+    fn follow_fleet(&self, pushed: Option<&Arc<FleetEntry>>, _: FleetRuleSettings) {
+        let Some(FleetEntry { value, .. }) = pushed.map(|entry| &**entry) else { return };
+        self.begun.send((value.to_string(), self.fleet.in_force().revision)).unwrap();
         lock(&self.goes_on).recv().unwrap();
     }
 
@@ -527,7 +527,11 @@ async fn pushed_rules_are_in_force_until_they_are_rolled_back() {
     let clock = ManualClock::new();
     let late = Rules::builder().fleet(&fleet(&text, &clock).await, "rules").read_text(quota(1)).unwrap();
     assert_eq!(late.in_force().hash, rules[0].in_force().hash);
-    fleets[1].rollback("bob", "it was worse", "rules").await.unwrap();
+    let error = fleets[1].rollback("bob", "it was worse", "rules", Some(1)).await.unwrap_err();
+    assert_eq!(error.kind(), FleetErrorKind::Conflict, "{error}");
+    let done = fleets[1].rollback("bob", "it was worse", "rules", Some(2)).await.unwrap();
+    let restored = done.restored.unwrap();
+    assert_eq!((done.revision, restored.revision, &*restored.by), (3, 1, "alice"));
     second().await;
     assert_eq!(limits(), [2, 2]);
     let own = FleetChange::of_text(FleetKind::Rules, "rules", None, None).unwrap();
@@ -600,8 +604,109 @@ rules:
     assert!(!passes(1, "198.51.100.1").await);
     change(FleetChange::end(blocked)).await;
     assert!(passes(1, "198.51.100.1").await);
-    let unknown = fleets[0].change("alice", "", [FleetChange::mode("clientt", Mode::Shadow)]).await;
-    assert_eq!(unknown.unwrap_err().kind(), FleetErrorKind::Invalid);
+    let mode = FleetChange::mode("clientt", Mode::Shadow);
+    let raised = FleetChange::override_quota("clientt", "a", Quota::per_hour(5)).unwrap();
+    for unknown in [mode, raised] {
+        let error = fleets[0].change("alice", "", [unknown]).await.unwrap_err();
+        assert_eq!(error.kind(), FleetErrorKind::Invalid);
+        assert!(error.to_string().ends_with("of the name `clientt`; it has `client`, `other`"), "{error}");
+    }
+}
+
+#[cfg(feature = "rules")]
+#[derive(Clone, Default)]
+struct RulesEvents(Arc<Mutex<Vec<crate::event::RulesEvent>>>);
+
+#[cfg(feature = "rules")]
+impl RulesEvents {
+    fn take(&self) -> Vec<crate::event::RulesEvent> {
+        std::mem::take(&mut *lock(&self.0))
+    }
+}
+
+#[cfg(feature = "rules")]
+impl crate::outcome::Observer for RulesEvents {
+    fn on_outcome(&self, _: &crate::outcome::Observed<'_>) {}
+
+    fn on_rules_event(&self, event: &crate::event::RulesEvent) {
+        lock(&self.0).push(event.clone());
+    }
+}
+
+#[cfg(feature = "rules")]
+fn hourly(limit: u64) -> String {
+    format!("rules: [{{name: a, quota: {limit} per hour, key: peer-ip}}]")
+}
+
+/// A limiter in memory has no room for this log.
+#[cfg(feature = "rules")]
+const UNSUPPORTED: &str = "rules: [{name: a, quota: \"1000000 per hour, sliding log\", key: peer-ip}]";
+
+/// The operators' program does not check the rules, because it has none of its own.
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn pushed_rules_that_are_not_supported_do_not_stop_a_start() {
+    use crate::rules::Rules;
+
+    let (_, _, [operators, fleet]) = processes().await;
+    let push = |text: &str| operators.change("mallory", "", [FleetChange::rules("rules", text)]);
+    push(UNSUPPORTED).await.unwrap();
+    second().await;
+    let small = || crate::MemoryLimiter::builder().max_keys(100).build().unwrap();
+    let rules = Rules::builder().fleet(&fleet, "rules").read_text(hourly(1)).unwrap();
+    let events = RulesEvents::default();
+    let layer = rules.layer(small()).unwrap().observer(events.clone());
+    let limit = || layer.policies()[0].quota().limit();
+    assert_eq!(limit(), 1);
+    let error = rules.error().unwrap().to_string();
+    assert!(error.starts_with("mallory pushed these rules in revision 1: 1:"), "{error}");
+    // The other settings apply to the program's own rules, which can be replaced.
+    fleet.change("alice", "", [FleetChange::mode("a", Mode::Shadow)]).await.unwrap();
+    assert_eq!(rules.error().unwrap().to_string(), error);
+    assert_eq!(events.take().len(), 2, "the rules were changed, and the pushed ones are refused");
+    fleet.change("alice", "", [FleetChange::network("rules", "::1", Access::Deny).unwrap()]).await.unwrap();
+    fleet.change("alice", "", [FleetChange::network("rules", "::2", Access::Deny).unwrap()]).await.unwrap();
+    events.take();
+    fleet.change("alice", "", [FleetChange::network("rules", "::3", Access::Deny).unwrap()]).await.unwrap();
+    assert_eq!(events.take(), [], "nothing has changed");
+    rules.replace(hourly(2)).unwrap();
+    assert_eq!(limit(), 2);
+    push(&hourly(3)).await.unwrap();
+    second().await;
+    assert_eq!((limit(), rules.error()), (3, None));
+    // Rules that a running process cannot use are not its rules after they end.
+    push(UNSUPPORTED).await.unwrap();
+    second().await;
+    assert_eq!(limit(), 3);
+    assert!(rules.error().unwrap().to_string().starts_with("mallory pushed these rules in revision 7: 1:"));
+    let own = FleetChange::of_text(FleetKind::Rules, "rules", None, None).unwrap();
+    operators.change("bob", "", [own]).await.unwrap();
+    second().await;
+    assert_eq!((limit(), rules.error()), (2, None));
+}
+
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn own_rules_that_are_not_used_are_reported_once() {
+    use crate::event::RulesEvent;
+    use crate::rules::Rules;
+
+    let (_, _, [fleet, _]) = processes().await;
+    let rules = Rules::builder().fleet(&fleet, "rules").read_text(hourly(1)).unwrap();
+    let events = RulesEvents::default();
+    let layer = rules.layer(crate::MemoryLimiter::new()).unwrap().observer(events.clone());
+    fleet.change("alice", "", [FleetChange::rules("rules", hourly(3))]).await.unwrap();
+    events.take();
+    for own in [2, 2] {
+        rules.replace(hourly(own)).unwrap();
+    }
+    assert_eq!(events.take(), [RulesEvent::unused("alice", 1, None)]);
+    let error = rules.replace("rules: [{name: a}]").unwrap_err();
+    assert_eq!(rules.error().as_ref(), Some(&error));
+    assert_eq!(events.take(), [RulesEvent::unused("alice", 1, Some(error.to_string()))]);
+    rules.replace(hourly(2)).unwrap();
+    assert_eq!((rules.error(), events.take()), (None, vec![RulesEvent::unused("alice", 1, None)]));
+    assert_eq!(layer.policies()[0].quota().limit(), 3);
 }
 
 #[cfg(feature = "rules")]

@@ -40,6 +40,8 @@ pub struct RulesError {
     warnings: Box<[RulesWarning]>,
     /// The reason why the file could not be read.
     source: Option<Source>,
+    /// The sentence that says who pushed the rules, if operators put them in force.
+    pushed: Option<Arc<str>>,
 }
 
 impl RulesError {
@@ -127,12 +129,27 @@ impl RulesError {
     pub(crate) fn in_file(self, file: Option<&Arc<Path>>) -> Self {
         Self { file: file.map(Arc::clone), ..self }
     }
+
+    /// Adds the operator who pushed the rules, and the revision that has them.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn in_pushed(self, by: &str, revision: u64) -> Self {
+        Self { pushed: Some(format!("{by} pushed these rules in revision {revision}").into()), ..self }
+    }
+
+    /// Returns whether the rules are those that an operator pushed.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn is_of_pushed(&self) -> bool {
+        self.pushed.is_some()
+    }
 }
 
 debug_as_text!(RulesError);
 
 impl fmt::Display for RulesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(pushed) = &self.pushed {
+            write!(f, "{}: ", pushed.chars().map(printable).collect::<String>())?;
+        }
         for (at, problem) in self.problems.iter().enumerate() {
             if at > 0 {
                 f.write_str("\n")?;
@@ -284,6 +301,7 @@ impl<'a> Problems<'a> {
             unregistered,
             warnings: [].into(),
             source: None,
+            pushed: None,
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::clock::{CalendarClock, Clock};
 use crate::error::WithSources;
 use crate::event::RulesEvent;
 #[cfg(feature = "tokio")]
-use crate::fleet::{Fleet, FleetKind, FleetRuleSettings, FollowFleet};
+use crate::fleet::{Fleet, FleetEntry, FleetKind, FleetRuleSettings, FollowFleet};
 use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
 use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
@@ -54,9 +54,6 @@ struct RulesState {
     /// The fleet whose operators may put other rules in force.
     #[cfg(feature = "tokio")]
     fleet: Option<Fleet>,
-    /// True if operators put other rules in force.
-    #[cfg(feature = "tokio")]
-    is_pushed: bool,
     /// The number of the last reading of the file.
     reading: u64,
     error: Option<RulesError>,
@@ -66,12 +63,15 @@ struct RulesState {
     layers: Vec<Weak<dyn Follow>>,
 }
 
-/// A text of rules, and its file if the text is from a file.
-#[cfg(feature = "tokio")]
+/// A text of rules, with its origin.
 #[derive(Clone)]
 struct RulesText {
     content: Arc<[u8]>,
+    /// The file that has the text, if the text is from a file.
     file: Option<Arc<Path>>,
+    /// The entry that has the text, if an operator pushed it.
+    #[cfg(feature = "tokio")]
+    pushed: Option<Arc<FleetEntry>>,
 }
 
 /// The content of a file, or the error if it could not be read.
@@ -79,9 +79,7 @@ pub(super) type Reading = Result<Arc<[u8]>, RulesError>;
 
 /// The rules in force, and the text that has them.
 struct InForce {
-    content: Arc<[u8]>,
-    /// The file that has the text, if the text is from a file.
-    file: Option<Arc<Path>>,
+    text: RulesText,
     /// The number of rules in the text.
     count: usize,
     rules: Arc<SourcedRules>,
@@ -120,18 +118,16 @@ impl RuleStore {
 
     fn new(names: Names, path: Option<Arc<Path>>, content: Arc<[u8]>) -> Result<Self, RulesError> {
         let names = Arc::new(names);
-        let in_force = InForce::new(&names, &content, path.as_ref(), RulesOrigin::default())
-            .map_err(|error| error.in_file(path.as_ref()))?;
+        let text = RulesText::own(&content, path.as_ref());
+        let in_force = InForce::new(&names, &text, RulesOrigin::default()).map_err(|error| text.located(error))?;
         let is_marked = has_end_mark(&content);
         let state = RulesState {
             #[cfg(feature = "tokio")]
-            own: RulesText { content: Arc::clone(&content), file: path.clone() },
+            own: text,
             #[cfg(feature = "tokio")]
             settings: FleetRuleSettings::default(),
             #[cfg(feature = "tokio")]
             fleet: None,
-            #[cfg(feature = "tokio")]
-            is_pushed: false,
             read: Ok(content),
             reading: 0,
             error: None,
@@ -175,6 +171,8 @@ impl RuleStore {
         };
         Some(match read {
             Ok(content) => self.put_own_in_force(&content, Some(reading)),
+            #[cfg(feature = "tokio")]
+            Err(error) if self.pushed_in_force().is_some() => self.refuse_own(error, Some(reading)),
             Err(error) => self.refuse(error, Some(reading)),
         })
     }
@@ -187,24 +185,18 @@ impl RuleStore {
     /// Puts the program's own rules in force. If operators have put other rules in force, the program's own rules are
     /// only kept for later.
     fn put_own_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
-        let file = self.path.as_ref().filter(|_| reading.is_some());
+        let own = RulesText::own(content, self.path.as_ref().filter(|_| reading.is_some()));
         #[cfg(feature = "tokio")]
-        let own = || RulesText { content: Arc::clone(content), file: file.cloned() };
-        #[cfg(feature = "tokio")]
-        if self.state().is_pushed {
-            return match self.check_next(content, file) {
-                Ok(()) => {
-                    let mut state = self.state();
-                    state.own = own();
-                    Ok(state.in_force.rules.version)
-                }
-                Err(error) => self.refuse(error.in_file(file), reading),
+        if let Some(pushed) = self.pushed_in_force() {
+            return match self.check_next(&own) {
+                Ok(()) => Ok(self.keep_own(own, &pushed)),
+                Err(error) => self.refuse_own(own.located(error), reading),
             };
         }
-        let version = self.put_in_force(content, file, reading)?;
+        let version = self.put_in_force(&own, reading)?;
         #[cfg(feature = "tokio")]
         {
-            self.state().own = own();
+            self.state().own = own;
         }
         Ok(version)
     }
@@ -212,16 +204,14 @@ impl RuleStore {
     /// Puts the rules of a text or a file in force, unless the file was read again since then. No lock is held while
     /// limiters and observers are called, because they are the application's code and may call this method. If other
     /// rules came into force meanwhile, the method therefore starts again.
-    fn put_in_force(
-        &self,
-        content: &Arc<[u8]>,
-        file: Option<&Arc<Path>>,
-        reading: Option<u64>,
-    ) -> Result<u64, RulesError> {
+    fn put_in_force(&self, text: &RulesText, reading: Option<u64>) -> Result<u64, RulesError> {
+        let content = &text.content;
         loop {
             let (origin, domain, layers, is_marked) = {
                 let mut state = self.state();
-                if state.in_force.content == *content && state.has_settings() {
+                if state.in_force.text.content == *content && state.has_settings() {
+                    #[cfg(feature = "tokio")]
+                    state.in_force.text.pushed.clone_from(&text.pushed);
                     let had_error = state.error.take().is_some();
                     let (version, layers, loaded) =
                         (state.in_force.rules.version, state.layers(), state.in_force.event());
@@ -240,11 +230,11 @@ impl RuleStore {
             };
             let before = origin.version - 1;
             let next = if is_marked && !has_end_mark(content) { Err(incomplete(content)) } else { Ok(()) }
-                .and_then(|()| InForce::new(&self.names, content, file, origin))
+                .and_then(|()| InForce::new(&self.names, text, origin))
                 .and_then(|next| next.accepted_by(&layers, domain.as_deref()).map(|()| next));
             let next = match next {
                 Ok(next) => next,
-                Err(error) => return self.refuse(error.in_file(file), reading),
+                Err(error) => return self.refuse(text.located(error), reading),
             };
             let loaded = next.event();
             let mut changes = String::new();
@@ -284,15 +274,28 @@ impl RuleStore {
         Err(error)
     }
 
-    /// Returns an error if a quota in force is not supported.
+    /// Returns an error if a quota in force is not supported. If an operator pushed the rules in force, the program's
+    /// own rules come into force instead, so that pushed rules cannot keep a program from starting.
     pub(super) fn check(&self, supports: impl Fn(&Quota) -> Result<(), UnsupportedQuota>) -> Result<(), RulesError> {
-        let (content, file, quotas) = {
-            let InForce { content, file, quotas, .. } = &self.state().in_force;
-            (Arc::clone(content), file.clone(), Arc::clone(quotas))
+        let checked = self.check_in_force(&supports);
+        #[cfg(feature = "tokio")]
+        if let Some(error) = checked.as_ref().err().filter(|error| error.is_of_pushed()) {
+            let own = self.state().own.clone();
+            self.put_in_force(&own, None)?;
+            let _ = self.refuse(error.clone(), None); // the state and the log have it
+            return self.check_in_force(&supports);
+        }
+        checked
+    }
+
+    fn check_in_force(&self, supports: impl Fn(&Quota) -> Result<(), UnsupportedQuota>) -> Result<(), RulesError> {
+        let (text, quotas) = {
+            let InForce { text, quotas, .. } = &self.state().in_force;
+            (text.clone(), Arc::clone(quotas))
         };
-        let mut problems = problems_of(&content);
+        let mut problems = problems_of(&text.content);
         all_supported(&quotas, supports, &mut problems);
-        problems.into_result(Some(())).map_err(|error| error.in_file(file.as_ref()))
+        problems.into_result(Some(())).map_err(|error| text.located(error))
     }
 
     /// Returns the limits in force, if the file has Envoy's form.
@@ -332,23 +335,40 @@ impl RuleStore {
 
 #[cfg(feature = "tokio")]
 impl FollowFleet for RuleStore {
-    fn follow_fleet(&self, text: Option<&str>, settings: FleetRuleSettings) {
-        let RulesText { content, file } = {
+    fn follow_fleet(&self, pushed: Option<&Arc<FleetEntry>>, settings: FleetRuleSettings) {
+        let (text, error) = {
             let mut state = self.state();
-            let was_pushed = std::mem::replace(&mut state.is_pushed, text.is_some());
             let is_alike = state.in_force.settings.is_alike(&settings);
             state.settings = settings;
-            match text {
-                Some(text) => RulesText { content: text.as_bytes().into(), file: None },
-                None if was_pushed => state.own.clone(),
-                None if is_alike => return,
-                None => {
-                    let InForce { content, file, .. } = &state.in_force;
-                    RulesText { content: Arc::clone(content), file: file.clone() }
+            let error = state.error.clone().filter(RulesError::is_of_pushed);
+            let text = match pushed {
+                Some(entry) => {
+                    RulesText { content: entry.value.as_bytes().into(), file: None, pushed: Some(Arc::clone(entry)) }
                 }
-            }
+                None if state.in_force.text.pushed.is_some() => state.own.clone(),
+                None if is_alike && error.is_none() => return,
+                None => state.in_force.text.clone(),
+            };
+            (text, error)
         };
-        let _ = self.put_in_force(&content, file.as_ref(), None); // observers and the status page get the error
+        let is_next = pushed.is_some() && self.state().in_force.text.content != text.content;
+        let refused = if is_next { self.check_next(&text).map_err(|error| text.located(error)).err() } else { None };
+        let Some(refused) = refused else {
+            let _ = self.put_in_force(&text, None); // observers and the status page get the error
+            return;
+        };
+        // The other settings apply to the rules that stay in force.
+        let is_known = error.as_ref() == Some(&refused);
+        let present = {
+            let state = self.state();
+            (!state.has_settings()).then(|| state.in_force.text.clone())
+        };
+        if let Some(present) = &present {
+            let _ = self.put_in_force(present, None);
+        }
+        if !is_known || present.is_some() {
+            let _ = self.refuse(refused, None);
+        }
     }
 
     fn rule_names(&self, kind: FleetKind) -> Vec<Box<str>> {
@@ -376,7 +396,7 @@ impl FollowFleet for RuleStore {
     }
 
     fn check_text(&self, text: &str) -> Result<(), String> {
-        let checked = self.check_next(&Arc::from(text.as_bytes()), None);
+        let checked = self.check_next(&RulesText::own(&Arc::from(text.as_bytes()), None));
         checked.map_err(|error| WithSources(&error).to_string())
     }
 }
@@ -389,13 +409,71 @@ impl RuleStore {
     }
 
     /// Checks whether the rules of a text could be put in force now, and returns an error if not.
-    fn check_next(&self, content: &Arc<[u8]>, file: Option<&Arc<Path>>) -> Result<(), RulesError> {
+    fn check_next(&self, text: &RulesText) -> Result<(), RulesError> {
         let (origin, domain, layers) = {
             let state = self.state();
             (state.origin(), state.in_force.domain(), state.layers())
         };
-        let next = InForce::new(&self.names, content, file, origin)?;
+        let next = InForce::new(&self.names, text, origin)?;
         next.accepted_by(&layers, domain.as_deref())
+    }
+
+    /// Returns the entry of the rules in force, if an operator pushed them.
+    fn pushed_in_force(&self) -> Option<Arc<FleetEntry>> {
+        self.state().in_force.text.pushed.clone()
+    }
+
+    /// Keeps the program's own rules for later, while rules that an operator pushed are in force.
+    fn keep_own(&self, own: RulesText, pushed: &FleetEntry) -> u64 {
+        let (version, layers) = {
+            let mut state = self.state();
+            let had_error = state.error.take_if(|error| !error.is_of_pushed()).is_some();
+            let is_changed = state.own.content != own.content || had_error;
+            state.own = own;
+            (state.in_force.rules.version, if is_changed { Some(state.layers()) } else { None })
+        };
+        if let Some(layers) = layers {
+            report(&layers, &RulesEvent::unused(&*pushed.by, pushed.revision, None));
+        }
+        version
+    }
+
+    /// Keeps the program's former own rules for later, and reports the error unless the file was read again.
+    fn refuse_own(&self, error: RulesError, reading: Option<u64>) -> Result<u64, RulesError> {
+        let Some(pushed) = self.pushed_in_force() else { return self.refuse(error, reading) };
+        let layers = {
+            let mut state = self.state();
+            if state.is_outdated(reading) {
+                return Err(error);
+            }
+            state.error = Some(error.clone());
+            state.layers()
+        };
+        let text = WithSources(&error).to_string();
+        report(&layers, &RulesEvent::unused(&*pushed.by, pushed.revision, Some(text)));
+        Err(error)
+    }
+}
+
+impl RulesText {
+    /// Makes a text that the program has itself.
+    fn own(content: &Arc<[u8]>, file: Option<&Arc<Path>>) -> Self {
+        Self {
+            content: Arc::clone(content),
+            file: file.map(Arc::clone),
+            #[cfg(feature = "tokio")]
+            pushed: None,
+        }
+    }
+
+    /// Adds the origin of the text to an error.
+    fn located(&self, error: RulesError) -> RulesError {
+        let error = error.in_file(self.file.as_ref());
+        #[cfg(feature = "tokio")]
+        if let Some(FleetEntry { by, revision, .. }) = self.pushed.as_deref() {
+            return error.in_pushed(by, *revision);
+        }
+        error
     }
 }
 
@@ -428,12 +506,8 @@ impl RulesState {
 }
 
 impl InForce {
-    fn new(
-        names: &Arc<Names>,
-        content: &Arc<[u8]>,
-        file: Option<&Arc<Path>>,
-        origin: RulesOrigin,
-    ) -> Result<Self, RulesError> {
+    fn new(names: &Arc<Names>, text: &RulesText, origin: RulesOrigin) -> Result<Self, RulesError> {
+        let content = &text.content;
         let RulesOrigin { version, history, .. } = origin;
         #[cfg_attr(not(feature = "tokio"), allow(unused_mut, reason = "operators set nothing"))]
         let mut bound =
@@ -443,11 +517,9 @@ impl InForce {
         let Bound { rules, count, lists, tree, quotas, names, history } = bound;
         let finder = tree.clone().map(|tree| tree as Arc<dyn FindRules>);
         let rules = Arc::new(SourcedRules { version, rules, lists, finder });
-        let (content, file) = (Arc::clone(content), file.map(Arc::clone));
-        let facts = RulesInForce::of_text(version, &content, CalendarClock.now());
+        let facts = RulesInForce::of_text(version, content, CalendarClock.now());
         Ok(Self {
-            content,
-            file,
+            text: text.clone(),
             count,
             rules,
             facts,
@@ -462,7 +534,7 @@ impl InForce {
 
     /// Returns the event which says that the rules are in force.
     fn event(&self) -> RulesEvent {
-        let file = self.file.as_ref().map(|file| file.to_path_buf());
+        let file = self.text.file.as_ref().map(|file| file.to_path_buf());
         RulesEvent::loaded(self.rules.version, file, self.count)
     }
 
@@ -491,7 +563,7 @@ impl InForce {
 
     /// Returns an error if a layer cannot use the rules. `domain` is the domain of the present rules.
     fn accepted_by(&self, layers: &[Arc<dyn Follow>], domain: Option<&str>) -> Result<(), RulesError> {
-        let mut problems = problems_of(&self.content);
+        let mut problems = problems_of(&self.text.content);
         // A layer that was made for another form or domain would let all requests pass.
         match (domain, self.domain()) {
             (Some(before), Some(now)) if *before != *now => {

@@ -125,6 +125,12 @@ impl EventCells {
                 add(&self.rules_refused);
                 *lock(&self.rules_error) = Some(bounded(error));
             }
+            RulesEvent::Unused { error, .. } => {
+                if error.is_some() {
+                    add(&self.rules_refused);
+                }
+                *lock(&self.rules_error) = error.as_deref().map(bounded);
+            }
         }
     }
 

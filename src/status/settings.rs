@@ -125,8 +125,12 @@ pub(super) async fn act(
         let message = "`lasting` is a time of up to 366 days: write it like `1 hour` or `30 min`";
         change = change.lasting(lasting.ok_or_else(|| wrong(message))?);
     }
-    if !form.seen.trim().is_empty() {
-        change = change.seen(form.seen.trim().parse().map_err(|_| wrong("`seen` is a revision"))?);
+    let seen = match form.seen.trim() {
+        "" => None,
+        seen => Some(seen.parse().map_err(|_| wrong("`seen` is a revision"))?),
+    };
+    if let Some(revision) = seen {
+        change = change.seen(revision);
     }
     let target = change.target();
     let (kind, name) = (target.kind(), target.name().to_owned());
@@ -135,7 +139,9 @@ pub(super) async fn act(
     let value = (form.action == ActionKind::Set).then(|| form.value.trim().into());
     let underway = operators.begin(stats, operator, Done::ForAll { kind: form.action, setting, value });
     let done = match form.action {
-        ActionKind::Rollback if kind == FleetKind::Rules => fleet.rollback(operator, why, &name).await,
+        ActionKind::Rollback if kind == FleetKind::Rules => {
+            fleet.rollback(operator, why, &name, seen).await.map(|done| done.revision)
+        }
         ActionKind::Rollback => Err(FleetError::new(FleetErrorKind::Invalid, "only rules are rolled back")),
         _ => fleet.change(operator, why, [change]).await,
     };

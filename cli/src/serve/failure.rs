@@ -5,7 +5,7 @@ use tower_ratelimit::rules::RulesError;
 /// Why the server cannot begin.
 pub(crate) enum Failure {
     /// A file has problems.
-    Rules(String, RulesError),
+    Rules(Box<str>, RulesError),
     /// A setting is wrong, or a store refuses.
     Setup(String),
 }

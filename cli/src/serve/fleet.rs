@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use tower_ratelimit::fleet::{Fleet, FleetChange, FleetError, FleetErrorKind, FleetKind};
+use tower_ratelimit::fleet::{Fleet, FleetChange, FleetEntry, FleetError, FleetErrorKind, FleetKind};
 
 use super::api::{Wrong, text_of, wrong};
 use super::failure::text_with_causes;
@@ -70,19 +70,17 @@ pub(crate) async fn change(fleet: &Fleet, operator: &Operator, fields: Map<Strin
     made(fleet.change(&operator.0, &why, [change]).await)
 }
 
-/// Puts the former rules in force in all processes. Returns the revision.
+/// Puts the former rules in force in all processes. Returns the revision, and the origin of these rules.
 pub(crate) async fn rollback(fleet: &Fleet, operator: &Operator, fields: Map<String, Value>) -> Result<Value, Wrong> {
     match Fields::read(fields)? {
-        Fields {
-            name: Some(name),
-            why: Some(why),
-            kind: None,
-            subject: None,
-            value: None,
-            lasting: None,
-            seen: None,
-        } => made(fleet.rollback(&operator.0, &why, &name).await),
-        _ => Err(wrong("send `name`, that of the rules, and `why`")),
+        Fields { name: Some(name), why: Some(why), kind: None, subject: None, value: None, lasting: None, seen } => {
+            let done = fleet.rollback(&operator.0, &why, &name, seen).await.map_err(failed)?;
+            let restored = done
+                .restored
+                .map(|FleetEntry { by, why, revision, .. }| json!({ "by": &*by, "why": &*why, "revision": revision }));
+            Ok(json!({ "revision": done.revision, "restored": restored }))
+        }
+        _ => Err(wrong("send `name`, that of the rules, and `why`; `seen` is a revision")),
     }
 }
 

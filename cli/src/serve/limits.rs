@@ -10,14 +10,16 @@ use tower_ratelimit::fleet::Fleet;
 use tower_ratelimit::key::{PeerAddr, TrustedProxies, client_address};
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::middleware::{Admission, Refused, ResetEncoding};
-use tower_ratelimit::rules::{Descriptor, DescriptorLimits, Rules, RulesError};
+use tower_ratelimit::observe::{Observer, RulesEvent};
+use tower_ratelimit::rules::{Descriptor, DescriptorLimits, Rules, RulesBuilder, RulesError};
 use tower_ratelimit::{Head, Headers, MemoryLimiter, RateLimitLayer, Refusals};
 
-use super::failure::{Failure, with_causes};
-use super::log::Watcher;
+use super::failure::{Failure, text_with_causes, with_causes};
+use super::log::{PushedNames, Watcher};
 use super::options::{HeaderFormat, Options};
 use super::rates::Rates;
 use super::uri::Paths;
+use crate::files;
 
 pub(crate) type AnyLimiter = Rates<BoxLimiter>;
 pub(crate) type Layer = RateLimitLayer<AnyLimiter>;
@@ -75,7 +77,16 @@ impl Limits {
             fleet.observe(Arc::clone(watcher));
         }
         let form = form(options, watcher, &limiter, fleet.as_ref(), &proxies, &headers)?;
-        Ok(Self { limiter, form, fleet, headers, proxies })
+        let limits = Self { limiter, form, fleet, headers, proxies };
+        for error in limits.rules().into_iter().filter_map(Rules::error) {
+            // Rules that an operator pushed were refused before their layer had an observer.
+            watcher.on_rules_event(&RulesEvent::refused(text_with_causes(&error)));
+        }
+        if let Some(fleet) = &limits.fleet {
+            let own = options.rules.iter().filter_map(|file| rules_name(file)).collect();
+            fleet.observe(PushedNames::new(fleet.clone(), own, watcher.log));
+        }
+        Ok(limits)
     }
 
     /// Returns whether a peer may ask.
@@ -149,7 +160,7 @@ fn form(
 ) -> Result<Form, Failure> {
     let mut domains: Vec<Domain> = Vec::new();
     for file in &options.rules {
-        let failed = |error: RulesError| Failure::Rules(file.display().to_string(), error);
+        let failed = |error: RulesError| Failure::Rules(file.display().to_string().into(), error);
         let rules = read(file, options, fleet, proxies).map_err(failed)?;
         let layer = rules.layer(limiter.clone()).map_err(failed)?;
         let layer = layer
@@ -175,15 +186,32 @@ fn form(
     Ok(Form::Envoy(domains))
 }
 
-fn read(file: &Path, options: &Options, fleet: Option<&Fleet>, proxies: &TrustedProxies) -> Result<Rules, RulesError> {
-    let mut rules = Rules::builder()
+/// Adds the settings that all servers have to a builder.
+fn as_server(builder: RulesBuilder) -> RulesBuilder {
+    builder
         .heads_only(true)
+        .descriptors(|head| head.extensions.get::<Stated>().map_or_else(Vec::new, |stated| stated.0.clone()))
+}
+
+fn read(file: &Path, options: &Options, fleet: Option<&Fleet>, proxies: &TrustedProxies) -> Result<Rules, RulesError> {
+    let mut rules = as_server(Rules::builder())
         .folded_paths(options.paths == Paths::Folded)
         .trusted_proxies(proxies.clone())
-        .descriptors(|head| head.extensions.get::<Stated>().map_or_else(Vec::new, |stated| stated.0.clone()))
         .reload_every(options.reload_every);
-    if let (Some(fleet), Some(stem)) = (fleet, file.file_stem()) {
-        rules = rules.fleet(fleet, stem.to_string_lossy());
+    if let (Some(fleet), Some(name)) = (fleet, rules_name(file)) {
+        rules = rules.fleet(fleet, name);
     }
     rules.read_file(file)
+}
+
+/// Returns the name of a file's rules, under which operators push other rules.
+pub(crate) fn rules_name(file: &Path) -> Option<String> {
+    file.file_stem().map(|stem| stem.to_string_lossy().into_owned())
+}
+
+/// Returns an error if a server with this limiter could not use the rules of a text.
+pub(crate) fn check(file: &Path, text: &str, limiter: BoxLimiter) -> Result<(), Failure> {
+    let rules = as_server(files::builder().map_err(Failure::Setup)?).read_text(text);
+    let checked = rules.and_then(|rules| rules.layer(Rates(limiter)).map(drop));
+    checked.map_err(|error| Failure::Rules(files::name(file).into(), error))
 }

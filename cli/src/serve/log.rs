@@ -2,11 +2,13 @@
 
 use std::fmt::{Display, Write as _};
 use std::io::Write as _;
+use std::sync::Mutex;
 use std::time::SystemTime;
 
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 use tower_ratelimit::clock::Timestamp;
+use tower_ratelimit::fleet::{Fleet, FleetEntry, FleetKind};
 use tower_ratelimit::limiter::StoreLoadReader;
 use tower_ratelimit::observe::{
     FleetEvent, LayerEvent, LimiterEvent, Observed, Observer, RulesEvent, RulesReader, SetupWarning, Stats,
@@ -194,6 +196,15 @@ impl Observer for Watcher {
             RulesEvent::Refused { error, .. } => {
                 self.log.warn("rules-refused", format_args!("the rules stay as they were: {error}"));
             }
+            RulesEvent::Unused { by, revision, error, .. } => {
+                let mut message = format!(
+                    "the changed file is not used, because {by} pushed the rules in force in revision {revision}"
+                );
+                if let Some(error) = error {
+                    message += &format!("; the file has problems: {error}");
+                }
+                self.log.write(Level::Warn, "rules-unused", message, &[("revision", &revision.to_string())]);
+            }
             _ => {}
         }
     }
@@ -225,6 +236,54 @@ impl Observer for Watcher {
         self.stats.on_setup_warning(setup_warning);
         let kind = setup_warning.kind();
         self.log.write(Level::Warn, "setup", setup_warning, &[("kind", kind.as_str())]);
+    }
+}
+
+/// Logs rules that operators pushed under a name that this server does not have. It keeps the fleet, which a server
+/// has until its end.
+pub(crate) struct PushedNames {
+    fleet: Fleet,
+    /// The names of this server's rules.
+    own: Vec<String>,
+    /// The names and revisions that were logged.
+    logged: Mutex<Vec<(String, u64)>>,
+    log: Log,
+}
+
+impl PushedNames {
+    pub(crate) fn new(fleet: Fleet, own: Vec<String>, log: Log) -> Self {
+        Self { fleet, own, logged: Mutex::default(), log }
+    }
+}
+
+impl Observer for PushedNames {
+    fn on_outcome(&self, _: &Observed<'_>) {}
+
+    fn on_fleet_event(&self, event: &FleetEvent) {
+        let FleetEvent::InForce { .. } = event else { return };
+        let is_foreign = |entry: &FleetEntry| {
+            entry.target.kind() == FleetKind::Rules && self.own.iter().all(|own| own != entry.target.name())
+        };
+        let foreign: Vec<FleetEntry> = self.fleet.entries().into_iter().filter(is_foreign).collect();
+        let present = foreign.iter().map(|entry| (entry.target.name().to_owned(), entry.revision)).collect();
+        let before = match self.logged.lock() {
+            Ok(mut logged) => std::mem::replace(&mut *logged, present),
+            Err(_) => return, // a thread panicked while it logged
+        };
+        for FleetEntry { target, by, revision, .. } in &foreign {
+            let name = target.name();
+            if before.iter().any(|(known, at)| known == name && at == revision) {
+                continue;
+            }
+            let own: Vec<String> = self.own.iter().map(|own| format!("`{own}`")).collect();
+            let message = format!(
+                "{by} pushed rules in revision {revision} under the name `{name}`, which has no effect here: the rules \
+                 of this server are named {}",
+                own.join(", ")
+            );
+            let fields = [("name", name), ("revision", &*revision.to_string())];
+            self.log.write(Level::Warn, "rules-unknown", message, &fields);
+        }
     }
 }
 

@@ -292,7 +292,7 @@ mod tests {
             ("settings = x", "there is no setting `settings`"),
             ("log = json\nlog = text", "line 2: `log` is set twice"),
             ("rules = a\nlisten = here", "invalid value 'here' for '--listen <ADDRESS>'"),
-            ("rules = a\nidle = 5", "write it like `5s` or `500ms`"),
+            ("rules = a\nidle = 5", "write it like `500ms`, `5s`, `1h` or `1d`"),
         ] {
             let error = options(text, &[]).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tower_ratelimit::fleet::{Fleet, FleetChange, FleetError};
+use tower_ratelimit::fleet::{Fleet, FleetChange};
+use tower_ratelimit::limiter::BoxLimiter;
 use tower_ratelimit::observe::Observer;
 
-use super::failure::{Failure, text_with_causes};
+use super::failure::{Failure, with_causes};
+use super::limits::{self, rules_name};
 use super::store::StoreOptions;
 use crate::output::Output;
 use crate::{exit, files};
@@ -28,9 +30,10 @@ struct Author {
 
 /// Put a file of rules in force in all processes that share a store
 ///
-/// The rules are checked first. Each process takes them within two seconds, in place of those of its own file, and keeps
-/// them over a restart. A process that cannot use them keeps the former ones, and logs why. Names that a program
-/// registers are checked there.
+/// The rules are checked first, as `serve` checks its own. Each server whose rules have this name takes them within two
+/// seconds, in place of those of its own file, and again after a restart. A server that cannot use them, because of its
+/// version or an option, logs why and keeps the rules that it has. After a restart these are the rules of its own file.
+/// Rules with names that a program registers are only for such programs, which check them.
 ///
 /// The exit code is 0 if the rules are in the store, 1 if the file has a problem, and 2 if the store did not take them.
 #[derive(clap::Args)]
@@ -49,12 +52,16 @@ pub(crate) struct PushOptions {
 
 /// Put the rules in force again that were so before the last push
 ///
-/// Without an earlier push these are the rules of each process's own file. A second rollback undoes the first.
+/// Without an earlier push these are the rules of each server's own file. A second rollback undoes the first: --seen
+/// refuses it if somebody else was faster.
 #[derive(clap::Args)]
 pub(crate) struct RollbackOptions {
     /// The name of the rules, such as `rules` for those of rules.yaml
     #[arg(value_name = "NAME")]
     name: String,
+    /// Refuse if the rules were changed after this revision
+    #[arg(long, value_name = "REVISION")]
+    seen: Option<u64>,
     #[command(flatten)]
     author: Author,
     #[command(flatten)]
@@ -63,20 +70,29 @@ pub(crate) struct RollbackOptions {
 
 pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, String> {
     let text = files::read(&options.file)?;
-    if let Err(error) = files::builder()?.check(&text) {
-        output.problems(&files::name(&options.file), &error);
-        return Ok(exit::PROBLEMS);
-    }
+    let names = match files::builder()?.check(&text) {
+        Ok(report) => report.unregistered().to_vec(),
+        Err(error) => {
+            output.problems(&files::name(&options.file), &error);
+            return Ok(exit::PROBLEMS);
+        }
+    };
     let text = String::from_utf8(text).map_err(|_| "error: the file is not UTF-8".to_owned())?;
-    let stem = || options.file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    let name = options.name.clone().or_else(stem).filter(|name| name != "-");
+    let name = options.name.clone().or_else(|| rules_name(&options.file)).filter(|name| name != "-");
     let name = name.ok_or_else(|| "error: name the rules by --name".to_owned())?;
     let Author { by, why } = &options.author;
     run(
         &options.store,
-        async |fleet| {
-            let revision = fleet.change(by, why, [FleetChange::rules(&*name, text)]).await?;
-            Ok(format!("revision {revision}: these are the rules `{name}` of all processes, within two seconds"))
+        async |fleet, limiter| {
+            let users = if names.is_empty() {
+                limits::check(&options.file, &text, limiter)?;
+                "servers"
+            } else {
+                "programs that register the names in them, but not `serve`,"
+            };
+            let revision = fleet.change(by, why, [FleetChange::rules(&*name, text)]).await.map_err(with_causes)?;
+            let said = "take these rules within two seconds";
+            Ok(format!("revision {revision}: {users} whose rules are named `{name}` {said}"))
         },
         output,
     )
@@ -86,10 +102,15 @@ pub(crate) fn rollback(options: &RollbackOptions, output: &mut Output) -> Result
     let (Author { by, why }, name) = (&options.author, &options.name);
     run(
         &options.store,
-        async |fleet| {
-            let revision = fleet.rollback(by, why, name).await?;
+        async |fleet, _| {
+            let done = fleet.rollback(by, why, name, options.seen).await.map_err(with_causes)?;
+            let restored = match done.restored {
+                Some(entry) => format!("the rules that {} put in force in revision {}", entry.by, entry.revision),
+                None => "the rules of their own files".to_owned(),
+            };
+            let revision = done.revision;
             Ok(format!(
-                "revision {revision}: the former rules `{name}` are in force in all processes, within two seconds"
+                "revision {revision}: servers whose rules are named `{name}` take {restored} within two seconds"
             ))
         },
         output,
@@ -101,27 +122,31 @@ struct Nothing;
 
 impl Observer for Nothing {}
 
-/// Does something with the fleet of a store, and prints what it returns.
+/// Does something with the fleet and the limiter of a store, and prints what it returns.
 fn run(
     store: &StoreOptions,
-    act: impl AsyncFnOnce(Fleet) -> Result<String, FleetError>,
+    act: impl AsyncFnOnce(Fleet, BoxLimiter) -> Result<String, Failure>,
     output: &mut Output,
 ) -> Result<u8, String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("error: no thread could be started: {error}"))?;
-    let failed = |error: FleetError| format!("error: {}", text_with_causes(&error));
-    let said = runtime.block_on(async {
-        let limiter = store.connect(&Arc::new(Nothing)).await.map_err(|failure| match failure {
-            Failure::Setup(message) => message,
-            Failure::Rules(file, error) => format!("error: {file}: {error}"),
-        })?;
-        let Some(limiter) = limiter else {
-            return Err("error: name the store that the processes share, by --redis or --postgres".to_owned());
+    let done = runtime.block_on(async {
+        let Some(limiter) = store.connect(&Arc::new(Nothing)).await? else {
+            return Err(Failure::setup("name the store that the processes share, by --redis or --postgres"));
         };
-        let fleet = Fleet::beside(&limiter).await.map_err(failed)?;
-        fleet.wait_until_read(WITHIN).await.map_err(failed)?;
-        act(fleet).await.map_err(failed)
-    })?;
-    output.line(said);
-    Ok(exit::FINE)
+        let fleet = Fleet::beside(&limiter).await.map_err(with_causes)?;
+        fleet.wait_until_read(WITHIN).await.map_err(with_causes)?;
+        act(fleet, limiter).await
+    });
+    match done {
+        Ok(said) => {
+            output.line(said);
+            Ok(exit::FINE)
+        }
+        Err(Failure::Rules(file, error)) => {
+            output.problems(&file, &error);
+            Ok(exit::PROBLEMS)
+        }
+        Err(Failure::Setup(message)) => Err(message),
+    }
 }

@@ -4,5 +4,5 @@ use std::time::Duration;
 
 /// Reads a time, such as `500ms`.
 pub(crate) fn time(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| "write it like `5s` or `500ms`".to_owned())
+    humantime::parse_duration(text).map_err(|_| "write it like `500ms`, `5s`, `1h` or `1d`".to_owned())
 }
