@@ -32,6 +32,8 @@ Events of the log:
   too-many-quotas        a limiter in memory has no number left for a quota
   rules-loaded           other rules are in force
   rules-refused          a file of rules has a problem, and the rules stay as they were
+  rules-unused           a changed file of rules is not used, because pushed rules are in force
+  rules-unknown          rules were pushed under a name that no file of this server has
   operators-loaded       other operators may act
   operators-refused      the file of operators has a problem, and the operators stay as they were
   operator               an operator has changed something, or has tried to
