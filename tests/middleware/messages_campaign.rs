@@ -123,15 +123,15 @@ fn sockets_get_their_users_rate_and_leave_nothing_behind() {
         let app = Router::new().route("/", any(join)).with_state(chat.clone());
         tokio::spawn(async move { axum::serve(listener, app).await });
         let length = Duration::from_secs(seconds);
-        // The time that the machine takes from this process.
-        let lost_ms = Arc::new(AtomicU64::new(0));
-        let of_machine = Arc::clone(&lost_ms);
+        // The longest time for which the machine did not run this process.
+        let longest_ms = Arc::new(AtomicU64::new(0));
+        let of_machine = Arc::clone(&longest_ms);
         let measuring = tokio::spawn(async move {
             loop {
                 let began = Instant::now();
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 let late = began.elapsed().saturating_sub(Duration::from_millis(20));
-                of_machine.fetch_add(late.as_millis() as u64, Ordering::Relaxed);
+                of_machine.fetch_max(late.as_millis() as u64, Ordering::Relaxed);
             }
         });
         let (ready, mut talking) = (Arc::new(Barrier::new(sockets)), tokio::task::JoinSet::new());
@@ -175,8 +175,8 @@ fn sockets_get_their_users_rate_and_leave_nothing_behind() {
             shares.iter().copied().fold(0.0, f64::max)
         );
         // A busy machine is slower, and one that stops for most of a second sends nothing meanwhile.
-        let has_stopped = lost_ms.load(Ordering::Relaxed) > 300 && !is_campaign;
-        assert!(has_stopped || least >= if is_campaign { 0.99 } else { 0.3 }, "{least}, {lost_ms:?} ms were lost");
+        let has_stopped = longest_ms.load(Ordering::Relaxed) > 300 && !is_campaign;
+        assert!(has_stopped || least >= if is_campaign { 0.99 } else { 0.3 }, "{least}, late by {longest_ms:?} ms");
         // Each user has the whole burst again, and no more.
         tokio::time::sleep(Duration::from_millis(1_000 * BURST / RATE)).await;
         for user in 0..users {
