@@ -7,7 +7,7 @@
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OnceCell};
@@ -88,9 +88,8 @@ pub(super) struct Link {
     pub(super) restart: Notify,
     restarted: Mutex<Option<Instant>>,
     demotions: Mutex<Restarts>,
-    /// The memory address of the script that the server has run last, or 0 if the server has forgotten that
-    /// script since.
-    has_run: AtomicUsize,
+    /// The [bits](Script::bit) of the scripts that the server has run since it last forgot one.
+    has_run: AtomicU64,
     forgot_at: Mutex<Option<Instant>>,
     /// The instant at which the last attempt to connect began.
     attempted_at: Mutex<Instant>,
@@ -135,7 +134,7 @@ impl Link {
             restart: Notify::new(),
             restarted: Mutex::new(None),
             demotions: Mutex::new(Restarts::new()),
-            has_run: AtomicUsize::new(0),
+            has_run: AtomicU64::new(0),
             forgot_at: Mutex::new(None),
             attempted_at: Mutex::new(now),
             connecting: Mutex::new(Duration::ZERO),
@@ -206,31 +205,34 @@ impl Link {
         script: &'static Script,
         run: impl Fn(&'static str, &'static str) -> A,
     ) -> Result<RedisReply, CallFailure> {
-        let address = std::ptr::from_ref(script).addr();
-        // Reads `has_run` before the call. While this call is under way, another of the first calls may set `has_run`,
-        // and then it would look as if the server had forgotten the script.
-        let had_run = self.has_run.load(Ordering::Relaxed) == address;
+        // Reads `has_run` before the call. While this call is under way, another of the first calls may set the
+        // script's bit, and then it would look as if the server had forgotten the script.
+        let had_run = self.has_run(script);
         let answer = match run("EVALSHA", &script.sha).await {
             Err(CallFailure { cause: Cause::NoScript, .. }) => {
                 if had_run {
-                    self.record_forgotten(address);
+                    self.record_forgotten(script);
                 }
                 run("EVAL", script.text).await
             }
             answer => answer,
         };
         // All calls share this cache line, so this writes only if the value changes.
-        if answer.is_ok() && self.has_run.load(Ordering::Relaxed) != address {
-            self.has_run.store(address, Ordering::Relaxed);
+        if answer.is_ok() && !self.has_run(script) {
+            self.has_run.fetch_or(script.bit, Ordering::Relaxed);
         }
         answer
     }
 
-    /// Records that the server no longer knows the script at this memory address. So the server was restarted, or
-    /// another server has taken its place, and may have no data. Calls that were under way at that time get the
-    /// same answer.
-    fn record_forgotten(&self, address: usize) {
-        if self.has_run.compare_exchange(address, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+    fn has_run(&self, script: &Script) -> bool {
+        self.has_run.load(Ordering::Relaxed) & script.bit != 0
+    }
+
+    /// Records that the server no longer knows a script. So the server was restarted, or another server has taken
+    /// its place, and may have no data. Calls that were under way at that time get the same answer.
+    fn record_forgotten(&self, script: &Script) {
+        let forget = |has_run: u64| (has_run & script.bit != 0).then_some(0);
+        if self.has_run.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forget).is_err() {
             return;
         }
         let now = Instant::now();
@@ -275,11 +277,6 @@ impl Link {
             match answer {
                 Ok(value) => {
                     self.breaker.record_answer();
-                    // Writes only if the value changes, because all calls share this cache line.
-                    let script = std::ptr::from_ref(call.script).addr();
-                    if self.has_run.load(Ordering::Relaxed) != script {
-                        self.has_run.store(script, Ordering::Relaxed);
-                    }
                     return Ok(value);
                 }
                 // The connection ended before the call was sent, so the call is sent over the next connection.

@@ -94,6 +94,6 @@ pub(super) fn requests() -> &'static Script {
 /// Returns the script that finds out which rights are missing.
 pub(super) fn rights() -> &'static Script {
     static SCRIPT: LazyLock<Script> =
-        LazyLock::new(|| Script { text: include_str!("rights.lua"), sha: UNKNOWN.into() });
+        LazyLock::new(|| Script { text: include_str!("rights.lua"), sha: UNKNOWN.into(), bit: 0 });
     &SCRIPT
 }

@@ -16,6 +16,36 @@ async fn a_script_that_the_server_does_not_know_is_run_all_the_same() {
     assert!(!store.fails_at_once(0) && !store.is_cluster());
 }
 
+/// Several scripts take turns on a server, such as those of checks and of a fleet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_script_shows_that_the_server_forgot_it() {
+    static OTHER: LazyLock<Script> = LazyLock::new(|| Script::new("return ARGV[1]"));
+    static NAMELESS: LazyLock<Script> =
+        LazyLock::new(|| Script { text: "return ARGV[1]", sha: "0".repeat(40).into(), bit: 0 });
+    for forgets in ["SCRIPT FLUSH", "restart"] {
+        for first in [&INCREMENT, &OTHER] {
+            let (mut server, heard) = (Server::start(), Heard::default());
+            let store = connected(&server.url(), heard.patient()).await;
+            let forgotten = || heard.count(|event| matches!(event, LimiterEvent::ScriptsForgotten { .. }));
+            for script in [&INCREMENT, &OTHER, &NAMELESS, &NAMELESS, &INCREMENT, &OTHER, &INCREMENT, &OTHER] {
+                store.run(&call(script, "key"), 0, store.until()).await.unwrap();
+            }
+            assert_eq!(forgotten(), 0, "the server knows all that have a name");
+            if forgets == "restart" {
+                server.kill();
+                server.restart();
+                store.wait_until_ready(LONG).await.unwrap();
+            } else {
+                let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut server.connection()).unwrap();
+            }
+            while store.run(&call(first, "key"), 0, store.until()).await.is_err() {
+                sleep(5 * MS).await;
+            }
+            assert_eq!(forgotten(), 1, "{forgets}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn connect_reports_a_bad_url_without_its_password() {
     for url in [
