@@ -616,6 +616,26 @@ fn far_layer(limiter: &Far, quota: Quota) -> RateLimitLayer<Far> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn change_during_a_call_lets_a_body_go_on() {
+    let (used, closed) = (Quota::fixed_window(MB, 3_600 * SECOND).unwrap(), Quota::per_second(0));
+    for (quota, change) in [(used, "switch"), (used, "mode"), (closed, "switch"), (closed, "mode")] {
+        let (switch, mode, limiter) = (QuotaSwitch::new(quota), ModeSwitch::new(Mode::Enforce), Far::new(SECOND));
+        let rule = Rule::switched("download", &switch).unwrap().mode(&mode).pace_responses();
+        let layer = RateLimitLayer::new(limiter.clone(), rule, key::header("x-user"));
+        let taken = limiter.limiter.take_one(&layer.policies()[0], &Key::of("a").unwrap(), MB);
+        assert_eq!(taken.is_allowed(), quota == used);
+        let mut body = download(&layer, "a", 10_000).await;
+        assert_eq!(read_for(&mut body, SECOND / 2).await, 0);
+        assert_eq!(limiter.calls.load(Ordering::Relaxed), 1, "the call is under way");
+        match change {
+            "switch" => drop(switch.set(Quota::per_second(MB)).unwrap()),
+            _ => drop(mode.set(Mode::Shadow)),
+        }
+        assert!(read_for(&mut body, 3 * SECOND).await > 0, "{change} from {quota}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn far_store_gets_few_calls_and_does_not_slow_the_pace() {
     for (downloads, round_trip) in [(1, 1), (1, 30), (100, 5), (3, 90)] {
         let limiter = Far::new(Duration::from_millis(round_trip));

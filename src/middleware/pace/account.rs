@@ -60,7 +60,7 @@ const LATE_US: u64 = 1_000_000;
 const IDLE_US: u64 = 200_000;
 
 /// The time after which an account that was denied asks again at the latest, in case its key was
-/// reset or its mode was switched.
+/// reset by another layer or process.
 const RECHECK_US: u64 = 10_000_000;
 
 /// The first pause after a limiter has failed. Each further pause is twice as long as the pause
@@ -205,6 +205,8 @@ struct AccountState {
     slot_us: u64,
     /// True if the limiter's last answer was a denial.
     is_denied: bool,
+    /// True if a mode, a quota or the key's state has changed since the account last asked.
+    is_outdated: bool,
     /// True if the next batch is the first after a time without waiting bodies.
     begins: bool,
     /// The units and the time of the last batch.
@@ -300,10 +302,12 @@ impl Account {
         Turnstile { account: Arc::clone(self), body, alarm: Alarm::default() }
     }
 
-    /// Makes the account ask at once if it was denied, because the denial may no longer apply.
+    /// Makes the account ask at once if it was denied, because the denial may no longer apply. If a call is under way,
+    /// its denial may not apply either.
     pub(super) fn let_ask(&self) {
         let Some(now_us) = time_of(&*self.timer) else { return };
         self.with(|state, wakers| {
+            state.is_outdated = true;
             if state.is_denied {
                 state.slot_us = state.slot_us.min(now_us);
                 state.wake_foremost(now_us, 0, wakers);
@@ -551,6 +555,7 @@ impl AccountState {
                 self.phase = AccountPhase::Busy { is_woken: false };
                 let late_us = (now_us - self.slot_us).min(LATE_US);
                 let is_first = std::mem::take(&mut self.begins);
+                self.is_outdated = false;
                 return AccountStep::Ask { late_us, is_first, share: self.share, rest: self.rest.take() };
             }
             AccountPhase::Asked { answer, question } if !has_polled => {
@@ -631,6 +636,7 @@ impl AccountState {
                 let from_us = self.slot_us.max(at_us.saturating_sub(LATE_US));
                 self.take_batch(from_us.saturating_add(gap_us), units, pace);
             }
+            PaceAnswer::Denied { .. } if self.is_outdated => self.slot_us = now_us,
             PaceAnswer::Denied { wait: Wait::Never, .. } => self.end_line(Unpaced::QuotaClosed, wakers),
             PaceAnswer::Denied { remaining, .. } if self.takes_the_rest(units, remaining) => {
                 (self.rest, self.slot_us) = (Some(remaining), now_us);
