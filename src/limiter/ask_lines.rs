@@ -154,8 +154,8 @@ impl AskLines {
         }
     }
 
-    /// Lets the first caller of each key ask, because the policy's quota has changed. Takes time in
-    /// proportion to the number of lines.
+    /// Lets the first caller of each key ask, because the policy's mode or quota has changed. Takes time
+    /// in proportion to the number of lines.
     pub(crate) fn let_each_first_ask(&self, policy: &Policy, timer: &dyn Timer) {
         if self.is_empty() {
             return;

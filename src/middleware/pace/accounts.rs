@@ -51,8 +51,8 @@ impl Accounts {
         BodyAccount { turnstile: account.enter(), _counted: CountedBody { accounts: Arc::clone(self), id } }
     }
 
-    /// Makes the accounts that `concerns` accepts ask at once if they were denied, because a quota
-    /// has changed or a key was reset.
+    /// Makes the accounts that `concerns` accepts ask at once if they were denied, because a mode or
+    /// a quota has changed or a key was reset.
     pub(crate) fn let_ask(&self, concerns: impl Fn(&AccountId) -> bool) {
         let concerned =
             |(id, counted): (&AccountId, &CountedAccount)| concerns(id).then(|| Arc::clone(&counted.account));

@@ -79,14 +79,14 @@ impl Delays {
         !self.is_full() && self.asks.waiting(policy, key) < self.bounds.in_line
     }
 
-    /// Allows the first message that waits for a key to ask the limiter now, because the key was
-    /// reset.
+    /// Allows the first message that waits for a key to ask the limiter now, because units have come
+    /// back.
     pub(crate) fn let_first_ask(&self, policy: &Policy, key: &Key) {
         self.asks.let_first_ask(policy, key, &*self.timer);
     }
 
-    /// Allows the first message of each key to ask the limiter now, because a policy has another
-    /// quota.
+    /// Allows the first message of each key to ask the limiter now, because a mode or a quota has
+    /// changed.
     pub(crate) fn let_each_first_ask(&self, policy: &Policy) {
         self.asks.let_each_first_ask(policy, &*self.timer);
     }
