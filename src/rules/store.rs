@@ -262,16 +262,21 @@ impl RuleStore {
 
     /// Keeps the present rules in force, and reports the error unless the file was read again.
     fn refuse(&self, error: RulesError, reading: Option<u64>) -> Result<u64, RulesError> {
+        self.note_error(&error, reading, RulesEvent::refused);
+        Err(error)
+    }
+
+    /// Notes an error, and reports it by an event with its text, unless the file was read again.
+    fn note_error(&self, error: &RulesError, reading: Option<u64>, event: impl FnOnce(String) -> RulesEvent) {
         let layers = {
             let mut state = self.state();
             if state.is_outdated(reading) {
-                return Err(error);
+                return;
             }
             state.error = Some(error.clone());
             state.layers()
         };
-        report(&layers, &RulesEvent::refused(WithSources(&error).to_string()));
-        Err(error)
+        report(&layers, &event(WithSources(error).to_string()));
     }
 
     /// Returns an error if a quota in force is not supported. If an operator pushed the rules in force, the program's
@@ -441,16 +446,7 @@ impl RuleStore {
     /// Keeps the program's former own rules for later, and reports the error unless the file was read again.
     fn refuse_own(&self, error: RulesError, reading: Option<u64>) -> Result<u64, RulesError> {
         let Some(pushed) = self.pushed_in_force() else { return self.refuse(error, reading) };
-        let layers = {
-            let mut state = self.state();
-            if state.is_outdated(reading) {
-                return Err(error);
-            }
-            state.error = Some(error.clone());
-            state.layers()
-        };
-        let text = WithSources(&error).to_string();
-        report(&layers, &RulesEvent::unused(&*pushed.by, pushed.revision, Some(text)));
+        self.note_error(&error, reading, |text| RulesEvent::unused(&*pushed.by, pushed.revision, Some(text)));
         Err(error)
     }
 }

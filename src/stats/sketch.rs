@@ -143,7 +143,7 @@ impl TopKey {
     /// Returns eight hex digits that identify the key in this process. The digits are made with a secret that is new in
     /// each process, so they do not reveal the key, and are different in another process.
     ///
-    /// Nobody can compute a key from the digits. On a [status page](crate::guide::observing#a-status-page) with
+    /// A key cannot be computed from the digits. On a [status page](crate::guide::observing#a-status-page) with
     /// operators, the digits are enough to unblock or reset a client.
     #[must_use]
     pub fn fingerprint(&self) -> String {

@@ -445,7 +445,7 @@ impl Limiter for Meddled {
     }
 }
 
-/// Nobody waits yet, so the change wakes nobody.
+/// No message waits yet, so the change wakes none.
 #[test]
 fn change_just_before_a_message_joins_its_line_is_seen() {
     for (change, is_later) in CHANGES.iter().flat_map(|change| [(change, false), (change, true)]) {

@@ -130,9 +130,9 @@ async fn checks_dropped_at_any_moment_leave_exact_counts() {
     }
 }
 
-/// What became of requests that were sent at once.
+/// The results of requests that were sent at once.
 struct Burst {
-    /// How many passed of each key.
+    /// The number of requests that passed, keyed by key.
     passed: HashMap<u64, u64>,
     failed: u64,
     /// The calls that were under way when all requests waited.

@@ -1,4 +1,4 @@
-//! What the log says about an operator's request.
+//! Prepares an operator's request for the log.
 //!
 //! A key may be a secret. The log has its fingerprint, as the status page does, and of a request that an operator
 //! describes neither the values of headers nor the query.

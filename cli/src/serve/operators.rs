@@ -36,7 +36,7 @@ pub(crate) struct Operators {
 }
 
 struct State {
-    /// What the file had when it was last read.
+    /// The result of the last reading.
     reading: Reading,
     in_force: Arc<Listed>,
 }
@@ -74,7 +74,7 @@ impl Operators {
         }
     }
 
-    /// Starts a thread that looks for a new version of the file, as one does for rules.
+    /// Starts a thread that looks for a new version of the file, as another thread does for rules.
     pub(crate) fn follow(self: &Arc<Self>, every: Duration) -> io::Result<()> {
         let operators = Arc::clone(self);
         let watch = move || loop {

@@ -1,4 +1,4 @@
-//! How many connections each peer of an address has.
+//! Bounds the connections of each peer of an address.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

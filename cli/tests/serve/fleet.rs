@@ -200,7 +200,7 @@ fn pushed_rules_that_a_server_cannot_use_are_logged() {
     let redis = redis_server::Server::start();
     let (url, folder) = (redis.url(), Folder::new());
     let arguments = ["--redis", &*url, "--deadline", "20s", "--reload-every", "100ms"];
-    // The same file is right without a program, and `serve` cannot count requests in flight.
+    // A program that uses the library could use this file, but `serve` cannot count requests in flight.
     folder.write("rules.yaml", &RULES.replace("2 per day", "3 at once"));
     let (code, said) = run(&folder, &["push", "rules.yaml", "--redis", &url]);
     assert!(code == Some(1) && said.contains("rules.yaml:1:") && said.contains("does not support"), "{said}");

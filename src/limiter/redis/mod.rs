@@ -113,7 +113,7 @@
 //!
 //! # The client libraries
 //!
-//! The same tests run with both libraries.
+//! Both libraries pass the same tests.
 //!
 //! | | fred | the crate `redis`, also called redis-rs |
 //! |---|---|---|
