@@ -30,12 +30,17 @@
 //! * `trips` is the median divided by the time of a lone call of the hand-written client. Below the capacity at most 1.1
 //!   is aimed at.
 //! * `calls` are script calls or transactions for each decided check, and `server` is the server's time for it.
+//! * `late for all` is the share, in percent, of the `PING`s of another connection that neighbours' scripts delay
+//!   beyond the deadline. No client can decide a check in that time: Redis reads what connections have sent, runs all
+//!   of it, and only then sends the answers. So a command waits for the rest of this turn, and for all of the next one.
 //! * `failed` has the kinds of failures in percent of all checks.
 //!
-//! Other options: `--seconds=2` for each load, after `--settle=0` seconds of it that do not count: a limiter beside busy
-//! neighbours needs some seconds to learn that its own calls are not the cause. `--rounds=1`, of which the median counts, `--json=FILE` keeps the points,
-//! `--from=FILE` reads them from there instead of measuring, and `--svg=FILE` draws them. Words without dashes pick
-//! cases by name. The chart of the guide:
+//! Contenders change their order from round to round, and a server knows all their scripts before the first round.
+//!
+//! Other options: `--seconds=2` for each load, after `--settle=0` seconds of it that do not count: a limiter beside
+//! busy neighbours needs some seconds to learn that its own calls are not the cause. `--rounds=1`, of which the median
+//! counts, `--json=FILE` keeps the points, `--from=FILE` reads them from there instead of measuring, and `--svg=FILE`
+//! draws them. Words without dashes pick cases by name. The chart of the guide:
 //!
 //! `cargo bench --bench load --features fred,redis-rs,postgres -- --rounds=3 --json=FILE --svg=src/guide/load.svg`
 //!
@@ -56,6 +61,8 @@ mod postgres;
 mod redis_server;
 
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
@@ -178,15 +185,18 @@ struct Point {
     trip: f64,
     calls: f64,
     server: f64,
+    late_for_all: f64,
     failed: BTreeMap<String, f64>,
 }
 
 impl Point {
     fn to_json(&self) -> Value {
-        let Self { case, client, offered, decided, capacity, p50, p99, trip, calls, server, failed } = self;
+        let Self { case, client, offered, decided, capacity, p50, p99, trip, calls, server, late_for_all, failed } =
+            self;
         json!({
             "case": case, "client": client, "offered": offered, "decided": decided, "capacity": capacity,
-            "p50": p50, "p99": p99, "trip": trip, "calls": calls, "server": server, "failed": failed,
+            "p50": p50, "p99": p99, "trip": trip, "calls": calls, "server": server, "late_for_all": late_for_all,
+            "failed": failed,
         })
     }
 
@@ -206,23 +216,24 @@ impl Point {
             trip: number("trip"),
             calls: number("calls"),
             server: number("server"),
+            late_for_all: number("late_for_all"),
             failed: failed.map(|(kind, share)| (kind.clone(), share.as_f64().unwrap_or(0.0))).collect(),
         }
     }
 
     fn print_head() {
         println!(
-            "\n| offered /s | client | decided /s | of the possible | p50 ms | p99 ms | trips | calls | server µs | failed |"
+            "\n| offered /s | client | decided /s | of the possible | p50 ms | p99 ms | trips | calls | server µs | late for all | failed |"
         );
-        println!("|--:|---|--:|--:|--:|--:|--:|--:|--:|---|");
+        println!("|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|---|");
     }
 
     fn print(&self) {
-        let Self { client, offered, decided, capacity, p50, p99, trip, calls, server, failed, .. } = self;
+        let Self { client, offered, decided, capacity, p50, p99, trip, calls, server, late_for_all, failed, .. } = self;
         let possible = decided / offered.min(*capacity);
         let failed: Vec<String> = failed.iter().map(|(kind, share)| format!("{kind} {share:.1} %")).collect();
         println!(
-            "| {offered:.0} | {client} | {decided:.0} | {possible:.2} | {p50:.2} | {p99:.2} | {:.2} | {calls:.2} | {server:.0} | {} |",
+            "| {offered:.0} | {client} | {decided:.0} | {possible:.2} | {p50:.2} | {p99:.2} | {:.2} | {calls:.2} | {server:.0} | {late_for_all:.0} | {} |",
             p50 / trip,
             failed.join(", ")
         );
@@ -283,6 +294,12 @@ fn offer(runtime: &Runtime, client: &Client, rate: f64, time: Duration) -> Vec<A
     answers.iter().collect()
 }
 
+/// Returns the numbers of the contenders in the order in which they run. Each round begins with another contender,
+/// because what one of them leaves behind can harm the next one.
+fn in_rotated_order(rounds: usize, contenders: usize) -> impl Iterator<Item = usize> {
+    (0..rounds).flat_map(move |round| (0..contenders).map(move |at| (round + at) % contenders))
+}
+
 struct Bench<'a> {
     runtime: &'a Runtime,
     options: &'a Options,
@@ -334,6 +351,7 @@ impl Bench<'_> {
             trip: setting.trip,
             calls: f64::NAN,
             server: f64::NAN,
+            late_for_all: 0.0,
             failed,
         };
         (in_all, point)
@@ -545,10 +563,6 @@ impl Bench<'_> {
             Place::Slow(each_key) => Some(DelayLine::start_slow(server.port(), each_key)),
             Place::Here | Place::Neighbours(_) => None,
         };
-        let _neighbours = match case.place {
-            Place::Neighbours(count) => Some(Neighbours::start(&server, count)),
-            _ => None,
-        };
         let url = format!("redis://127.0.0.1:{}", line.as_ref().map_or(server.port(), DelayLine::port));
         let (runtime, deadline) = (self.runtime, case.deadline);
         let hand = || runtime.block_on(script(&server, &url, 1, deadline));
@@ -562,6 +576,11 @@ impl Bench<'_> {
             ("tower-ratelimit, redis-rs", &|| ours(RedisClient::RedisRs)),
             ("by hand, 16 connections", &|| runtime.block_on(script(&server, &url, POOL, deadline))),
         ];
+        contenders.iter().for_each(|(_, connect)| warm(runtime, &connect()));
+        let neighbours = match case.place {
+            Place::Neighbours(count) => Some(Neighbours::start(&server, count)),
+            _ => None,
+        };
         let client = hand();
         warm(runtime, &client);
         let trip = self.trip(&client);
@@ -569,17 +588,20 @@ impl Bench<'_> {
         let setting = Setting { case: case.name, deadline, capacity, trip };
         for rate in self.start_case(case.name, deadline, capacity, trip, case.fixed) {
             let mut rounds = contenders.map(|_| Vec::new());
-            for _ in 0..self.options.rounds {
-                for ((name, connect), rounds) in contenders.iter().zip(&mut rounds) {
-                    let client = connect();
-                    warm(runtime, &client);
-                    let before = script_calls(&server);
-                    let (decided, mut point) = self.offer(&setting, name, &client, rate);
-                    let after = script_calls(&server);
-                    point.calls = (after.0 - before.0) / decided;
-                    point.server = (after.1 - before.1) / decided;
-                    rounds.push(point);
+            for at in in_rotated_order(self.options.rounds, contenders.len()) {
+                let (name, connect) = contenders[at];
+                let client = connect();
+                warm(runtime, &client);
+                let before = script_calls(&server);
+                let from = Instant::now() + self.options.settle;
+                let (decided, mut point) = self.offer(&setting, name, &client, rate);
+                let after = script_calls(&server);
+                point.calls = (after.0 - before.0) / decided;
+                point.server = (after.1 - before.1) / decided;
+                if let Some(neighbours) = &neighbours {
+                    point.late_for_all = 100.0 * neighbours.late_for_all(from, self.options.time, deadline);
                 }
+                rounds[at].push(point);
             }
             rounds.into_iter().for_each(|rounds| self.keep(rounds));
         }
@@ -616,9 +638,13 @@ fn script_calls(server: &redis_server::Server) -> (f64, f64) {
     lines.fold((0.0, 0.0), |(calls, time), line| (calls + field(line, "calls="), time + field(line, "usec=")))
 }
 
-/// Connections that run scripts of some 4 ms each, one after the other.
+/// When each `PING` was sent, and how long its answer took.
+type Pings = Arc<Mutex<Vec<(Instant, Duration)>>>;
+
+/// Connections that run scripts of some 4 ms each, one after the other, and one that sends pings.
 struct Neighbours {
     have_ended: Arc<AtomicBool>,
+    pings: Pings,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -645,9 +671,48 @@ impl Neighbours {
                 }
             })
         };
-        let threads = (0..count).map(neighbour).collect();
-        Self { have_ended, threads }
+        let mut threads: Vec<_> = (0..count).map(neighbour).collect();
+        let pings = Pings::default();
+        threads.extend(send_pings(server.port(), &have_ended, &pings));
+        Self { have_ended, threads, pings }
     }
+
+    /// Returns the share of the pings of this time that were answered after the deadline.
+    fn late_for_all(&self, from: Instant, time: Duration, deadline: Duration) -> f64 {
+        std::thread::sleep(2 * deadline); // late answers come
+        let pings = self.pings.lock().unwrap();
+        let of_this_time = pings.iter().filter(|(sent, _)| (from..from + time).contains(sent));
+        let (mut late, mut all) = (0.0, 0.0);
+        for (_, took) in of_this_time {
+            late += f64::from(*took > deadline);
+            all += 1.0;
+        }
+        late / all
+    }
+}
+
+/// Sends a `PING` each 5 ms, whether or not the last one is answered. Returns the two threads.
+fn send_pings(port: u16, ended: &Arc<AtomicBool>, pings: &Pings) -> [JoinHandle<()>; 2] {
+    let (ended, pings) = (Arc::clone(ended), Arc::clone(pings));
+    let mut writes = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    writes.set_nodelay(true).unwrap();
+    let mut reads = writes.try_clone().unwrap();
+    let (send, sent) = mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        while !ended.load(Ordering::Relaxed) {
+            send.send(Instant::now()).unwrap();
+            writes.write_all(b"PING\r\n").unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let reader = std::thread::spawn(move || {
+        let mut pong = [0; b"+PONG\r\n".len()];
+        for at in sent {
+            reads.read_exact(&mut pong).unwrap();
+            pings.lock().unwrap().push((at, at.elapsed()));
+        }
+    });
+    [writer, reader]
 }
 
 impl Drop for Neighbours {
@@ -655,7 +720,7 @@ impl Drop for Neighbours {
         self.have_ended.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let ended = thread.join();
-            assert!(ended.is_ok() || std::thread::panicking(), "a neighbour's script fails");
+            assert!(ended.is_ok() || std::thread::panicking(), "a neighbour's call fails");
         }
     }
 }
@@ -704,19 +769,18 @@ impl Bench<'_> {
         });
         for rate in self.start_case(case, DEADLINE, capacity, trip, fixed) {
             let mut rounds = contenders.map(|_| Vec::new());
-            for _ in 0..self.options.rounds {
-                for (((name, connect), first), rounds) in contenders.iter().zip(firsts).zip(&mut rounds) {
-                    let before = observer.transactions();
-                    let client = connect();
-                    warm(runtime, &client);
-                    let processor = server.processor_time();
-                    let (decided, mut point) = self.offer(&setting, name, &client, rate);
-                    let used = server.processor_time() - processor;
-                    drop(client);
-                    point.calls = (observer.transactions() - before - first) / decided;
-                    point.server = used.as_secs_f64() * 1e6 / decided;
-                    rounds.push(point);
-                }
+            for at in in_rotated_order(self.options.rounds, contenders.len()) {
+                let (name, connect) = contenders[at];
+                let before = observer.transactions();
+                let client = connect();
+                warm(runtime, &client);
+                let processor = server.processor_time();
+                let (decided, mut point) = self.offer(&setting, name, &client, rate);
+                let used = server.processor_time() - processor;
+                drop(client);
+                point.calls = (observer.transactions() - before - firsts[at]) / decided;
+                point.server = used.as_secs_f64() * 1e6 / decided;
+                rounds[at].push(point);
             }
             rounds.into_iter().for_each(|rounds| self.keep(rounds));
         }
