@@ -1,6 +1,6 @@
 //! Draws sentences of the project at random, so that a reader who did not write them can say which have to be read twice.
 //!
-//! `SENTENCES=SEED cargo test --test project sentences -- --nocapture` prints 120 of them, each with its place.
+//! `SENTENCES=SEED cargo test --test project sentences -- --nocapture` prints 120 of them, each marked in its paragraph.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,6 +28,8 @@ enum Kind {
 struct Sentence {
     /// The file, and the line in which the sentence's paragraph begins.
     place: String,
+    /// The paragraph, up to the sentence and after it. A reader meets a sentence there.
+    around: [String; 2],
     text: String,
 }
 
@@ -129,14 +131,17 @@ fn read_paragraphs(place: &str, lines: &[(Kind, String)], sentences: &mut Senten
 }
 
 fn add_sentences(kind: Kind, place: &str, text: &str, sentences: &mut Sentences) {
-    let mut rest = text.trim();
+    let text = text.trim();
+    let mut rest = text;
     while !rest.is_empty() {
+        let before = text[..text.len() - rest.len()].to_owned();
         let end = rest.match_indices([' ']).find(|(at, _)| ends_sentence(&rest[..*at], &rest[at + 1..]));
         let (sentence, others) = end.map_or((rest, ""), |(at, _)| rest.split_at(at));
         rest = others.trim_start();
         let is_word = |word: &&str| kind != Kind::Message || !word.contains(['{', '}']);
         if sentence.split(' ').filter(is_word).count() >= MIN_WORDS {
-            let sentence = Sentence { place: place.to_owned(), text: sentence.to_owned() };
+            let around = [before, others.to_owned()];
+            let sentence = Sentence { place: place.to_owned(), around, text: sentence.to_owned() };
             sentences.entry(kind).or_default().push(sentence);
         }
     }
@@ -176,7 +181,8 @@ fn sentences_are_drawn() {
     let drawn = draw(seed);
     assert_eq!(drawn.len(), DRAWN.iter().map(|(_, count)| count).sum::<usize>());
     for (number, (kind, sentence)) in drawn.iter().enumerate() {
-        println!("{:3} {kind:?} {}\n    {}", number + 1, sentence.place, sentence.text);
+        let Sentence { place, around: [before, after], text } = sentence;
+        println!("{:3} {kind:?} {place}\n    {before}>>{text}<<{after}", number + 1);
     }
 }
 
@@ -189,7 +195,7 @@ fn sentences_do_not_begin_with_a_noun_clause() {
     for (kind, sentences) in sentences().into_iter().filter(|(kind, _)| *kind != Kind::Message) {
         let begins = |text: &str| NOUN_CLAUSES.iter().any(|word| text.starts_with(word)) && !text.ends_with('?');
         let wrong = sentences.into_iter().filter(|sentence| begins(&sentence.text));
-        found.extend(wrong.map(|Sentence { place, text }| format!("{kind:?} {place}\n    {text}")));
+        found.extend(wrong.map(|Sentence { place, text, .. }| format!("{kind:?} {place}\n    {text}")));
     }
     assert!(found.is_empty(), "give these sentences a subject:\n{}", found.join("\n"));
 }
