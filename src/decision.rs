@@ -302,7 +302,7 @@ impl ChargeDecision {
         Duration::from_micros(self.delay_us)
     }
 
-    /// Returns whether the [delay](Self::delay) is not zero. It divides nothing, unlike a comparison of the delay.
+    /// Returns whether the [delay](Self::delay) is not zero, without the division that makes a `Duration`.
     pub(crate) fn has_delay(&self) -> bool {
         self.delay_us > 0
     }

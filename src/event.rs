@@ -20,8 +20,8 @@ labelled! {
         /// No answer came within the deadline. The charge may have been taken.
         Timeout = "timeout",
         /// This process makes more checks than it can handle, and the store is not the cause. Too many checks already
-        /// wait, earlier checks took the whole deadline, or the process was too busy to read the answer. The check
-        /// was sent only if the process was too busy to read the answer.
+        /// wait, earlier checks took the whole deadline, or the process was too busy to read the answer. Only in the
+        /// last of these cases was the check sent.
         Overloaded = "overloaded",
         /// Other processes changed the key before each attempt of this process to change it. The charge
         /// was not taken.
@@ -73,8 +73,7 @@ pub enum LimiterEvent {
     /// more keys than fit.
     #[non_exhaustive]
     Evicted {
-        /// Whether the key had no allowance left. The client of a key without allowance got a fresh
-        /// allowance.
+        /// Whether the key's allowance was used up. If so, the client has a fresh allowance now.
         throttled: bool,
     },
     /// A new key was denied because the table is full.
@@ -145,10 +144,10 @@ pub enum LimiterEvent {
         /// The deadline of a check.
         deadline: Duration,
     },
-    /// A Redis server no longer has scripts of the limiter that it had run. The server was restarted, another
-    /// server replaced it, or its scripts were flushed. If the server also lost its data, each key has its
-    /// whole quota again. No check fails because of missing scripts. Reported at most once in ten seconds for
-    /// each server.
+    /// A Redis server no longer has scripts of the limiter, although it ran them before. The server was
+    /// restarted, another server replaced it, or its scripts were flushed. If the server also lost its data,
+    /// each key has its whole quota again. No check fails because of missing scripts. Reported at most once
+    /// in ten seconds for each server.
     #[non_exhaustive]
     ScriptsForgotten {
         /// The server's host and port.
@@ -303,7 +302,7 @@ impl LimiterEvent {
             Self::TooManyQuotas => tracing::warn!(
                 target: "tower_ratelimit",
                 event = "too-many-quotas",
-                "more quotas have live states than the limiter has numbers for (16,382): states of the other quotas \
+                "more quotas have live states than the limiter has numbers for (16,382): states of further quotas \
                  take more memory and time, are not in snapshots, and may be forgotten when the table is full"
             ),
             Self::Evicted { .. }
@@ -407,15 +406,16 @@ pub enum RulesEvent {
         /// All problems, with the path of the file and the lines of the problems.
         error: String,
     },
-    /// The program's own rules have changed, and are not used, because an operator pushed the rules in force. The
-    /// own rules come into force when the pushed rules end.
+    /// The program's own rules have changed, but are not used, because rules that an operator pushed are in
+    /// force. The program's own rules come into force when the pushed rules end.
     #[non_exhaustive]
     Unused {
         /// The operator who pushed the rules in force.
         by: String,
         /// The revision of the operators' settings that has the rules in force.
         revision: u64,
-        /// All problems of the program's own rules. If there is an error, the former own rules come into force later.
+        /// All problems of the changed rules, if they have any. In that case, the program's former own rules come
+        /// into force when the pushed rules end.
         error: Option<String>,
     },
 }

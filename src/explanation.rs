@@ -274,7 +274,7 @@ impl RuleExplanation {
     }
 
     /// Returns the units that the request costs. Returns `None` if the rule does not charge the request, or if another
-    /// rule refuses the request because the request has no key.
+    /// rule refuses it because that rule finds no key.
     #[must_use]
     pub fn cost(&self) -> Option<u64> {
         self.cost

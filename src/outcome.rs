@@ -447,9 +447,9 @@ pub trait Observer: Send + Sync {
     /// policy is always enforced. `key` is the key that was charged, `taken` are the units that the request took, and
     /// `is_near` is the value of [`PolicyStatus::is_near`].
     ///
-    /// Return `true` if the observer does not need the [`Outcome`]. After `true`, the layer does not make the
-    /// outcome, which would take longer than the usual decision, and does not call `on_outcome`. The default returns
-    /// `false`.
+    /// Return `true` if the observer does not need the [`Outcome`]. After `true`, the layer neither makes the
+    /// outcome nor calls `on_outcome`. Making the outcome would take longer than the usual decision. The default
+    /// returns `false`.
     ///
     /// A layer may skip `on_allowed` and call only `on_outcome`.
     fn on_allowed(&self, policy: &Policy, key: &Key, taken: u64, is_near: bool) -> bool {

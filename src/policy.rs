@@ -269,8 +269,8 @@ impl Policy {
         Ok(Self::build(checked(name.into())?, Quota::unlimited(), None, None, Origin::OfRequests(None)))
     }
 
-    /// Returns the placeholder for the policies of requests of which some bring quotas, with the name, unit and stored
-    /// states of this policy. The other requests have one of the `usual` quotas.
+    /// Returns a placeholder with the name, unit and stored states of this policy, for a rule to which only some
+    /// requests bring quotas. The other requests have one of the `usual` quotas.
     #[cfg(all(feature = "rules", feature = "tokio"))]
     pub(crate) fn of_each_request(&self, usual: &[Quota]) -> Self {
         let Inner { name, unit, stored, .. } = &*self.0;

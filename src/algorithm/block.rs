@@ -11,7 +11,8 @@
 //! block admits at most `limit · (2 + n)` units, where `n` is the interval divided by the shorter of period and
 //! block length, rounded down. A request that a block denies changes nothing. If the quota counts denied requests, a
 //! denied request begins the block again, with the length that a new block would have now. A forced charge takes the
-//! units that are left. The decision on a forced charge says whether the key is closed after the charge.
+//! remaining units, even if these are fewer than its cost. The decision on a forced charge says whether the key is
+//! closed after the charge.
 //!
 //! A window begins only with its first strike. A key may therefore stay open after up to `2·limit − 2`
 //! strikes within one period.
@@ -36,8 +37,8 @@
 //!   The length of the block follows from the number of remembered blocks, because the quota itself began the
 //!   block.
 //! * No strikes: the key is closed, and only time or a reset opens it. The state's span is the length of the
-//!   block. A key has this state if an operator closed it by hand for a time, if another quota closed it, or if
-//!   it was closed by more strikes than a state can count.
+//!   block. A key has this state if an operator closed it by hand for a time, if the conversion of another
+//!   quota's state closed it, or if it was closed by more strikes than a state can count.
 //!
 //! If the clock steps back, a closed key waits longer by at most the length of its block.
 //!
@@ -45,14 +46,14 @@
 //!
 //! A receipt holds the end of the window in which its strikes counted, and the blocks that were remembered before
 //! these strikes. A refund subtracts the receipt's strikes while their window lasts. After the window, a refund
-//! subtracts the strikes only while the key is closed by a block that the strikes of this window began. If fewer
-//! strikes than the limit are left, the block is undone and the key is open. The strikes that are left count until
-//! the end of their window. The blocks before the undone block are remembered as they were.
+//! subtracts the strikes only while the key is closed by a block that this window's strikes began. If fewer
+//! strikes than the limit remain, the refund removes the block and opens the key. The remaining strikes count
+//! until the end of their window. The blocks before the removed block are remembered as they were.
 //!
-//! So a refund undoes only what its own strikes did. While the window lasts, strikes beyond the limit also count.
-//! Strikes beyond the limit come from operators, or from denied requests if the quota counts these. After the
-//! window, a strike beyond the limit keeps the key closed, whether the strike came from an operator or a denied
-//! request. A block that has ended stays remembered.
+//! So a refund removes only what its own strikes caused. A closed key can get further strikes: from operators, or
+//! from denied requests if the quota counts these. While the window lasts, a further strike counts like the
+//! strikes that closed the key. After the window, a further strike makes the block final: no refund removes it. A
+//! block that has ended stays remembered.
 
 use crate::base::time::PERIOD_US_MAX;
 use crate::decision::ChargeDecision;
@@ -93,7 +94,7 @@ pub(crate) fn unpack(n: u64) -> BlockParts {
     BlockParts { span_us: n & ((1 << SPAN_BITS) - 1), counts: n >> SPAN_BITS }
 }
 
-/// Quotas that close.
+/// Decides by a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     limit: u64,
@@ -106,7 +107,7 @@ pub(crate) struct Block {
 #[derive(Clone, Copy, Debug)]
 struct BlockView {
     phase: BlockPhase,
-    /// Blocks that are remembered.
+    /// The number of remembered blocks.
     level: u64,
     /// The instant at which the remembered blocks are forgotten. This instant has no meaning while the
     /// key is closed.
@@ -117,7 +118,7 @@ struct BlockView {
 
 #[derive(Clone, Copy, Debug)]
 enum BlockPhase {
-    /// `by` are the strikes that closed the key, if a refund of these strikes opens the key.
+    /// `by` has the strikes that closed the key. `None` if no refund opens the key.
     Closed {
         until: u64,
         length_us: u64,
@@ -289,8 +290,8 @@ impl Block {
         pack(BlockParts { span_us: view.forget.abs_diff(end), counts })
     }
 
-    /// Returns the view without the block that this receipt's strikes began, and with the strikes that are
-    /// left.
+    /// Returns the view without the block that the strikes of the receipt `own` helped to begin. The
+    /// strikes `left` remain.
     fn reopened(&self, now: u64, left: CountedStrikes, own: Pair) -> BlockView {
         let BlockParts { span_us, counts } = unpack(own.n);
         let forget = if counts & 1 == 1 { own.at + span_us } else { own.at.saturating_sub(span_us) };
@@ -346,7 +347,7 @@ impl PairAlgorithm for Block {
                 let longer = now + anew_us > until;
                 let (until, length_us) = if longer { (now + anew_us, anew_us) } else { (until, length_us) };
                 // A forced strike on a closed key counts: an operator who blocks a closed key wants the key to stay
-                // closed, even if the block is undone later.
+                // closed, even if the strikes that closed it are refunded later.
                 let counts = is_renewed || force && cost > 0 && by.is_some();
                 let by = by.filter(|by| by.end > now && self.lasting.by_hand_us == 0);
                 let by = by.map(|by| self.more(by, cost)); // written only if it counts
@@ -379,8 +380,9 @@ impl PairAlgorithm for Block {
         Transition { decision, next: self.store(after, now) }
     }
 
-    /// A charge on refusal is a strike if one of its partners was refused. Otherwise it only looks. If the key is
-    /// closed, a charge on refusal counts only if the quota counts denied requests, and otherwise looks.
+    /// Counts a charge on refusal as a strike in two cases: the key is open and one of the charges to which it
+    /// belongs was refused, or the key is closed and the quota counts denied requests. In all other cases, the
+    /// charge only looks.
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let TakeMode::OnRefusal { refused } = how else {
             let (cost, force) = how.plainly(cost);
@@ -391,8 +393,8 @@ impl PairAlgorithm for Block {
         self.decide(state, now, if counts { cost } else { 0 }, counts)
     }
 
-    /// Refunds strikes in the window that ends at `own.at`, while the window or the block that the
-    /// strikes began lasts.
+    /// Refunds strikes of the window that ends at `own.at`, while this window lasts, or while a
+    /// block that its strikes began keeps the key closed.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let view = self.view(Some(state), now);
         let (BlockPhase::Counting(strikes) | BlockPhase::Closed { by: Some(strikes), .. }) = view.phase else {

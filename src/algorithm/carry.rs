@@ -24,11 +24,11 @@ pub(crate) enum NewState {
 pub(crate) enum Fit {
     /// The converted state is written only with an admitted charge, a forced charge or a refund.
     Fits,
-    /// Even a denied charge writes the converted state, because the state's units are freed later than this quota
-    /// allows, or because the state closes the key.
+    /// Even a denied charge writes the converted state: some of its units are freed later than `longest_us` from
+    /// now, or it is the state of a block that closes its key or has a moved instant.
     Ahead,
-    /// Neither a charge nor a refund writes the converted state, because more units are in use than this quota could
-    /// store, and no unit may be forgotten.
+    /// The converted state is never written. More units are in use than this quota could store, so writing would
+    /// forget units.
     Over,
 }
 
@@ -36,8 +36,8 @@ impl Decider {
     /// Converts a state that the decider `from` wrote into a state of this decider. Also returns when the
     /// converted state may be written.
     ///
-    /// `share` are the capacities of the old and the new quota if the conversion keeps the used share
-    /// instead of the used amount.
+    /// `share` has the capacities of the old and the new quota if the conversion keeps the used
+    /// share. `None` keeps the used amount.
     pub(crate) fn take_over<E: LogEntries>(
         &self,
         from: &Self,

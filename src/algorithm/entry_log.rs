@@ -2,12 +2,13 @@
 //!
 //! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. The entry counts in
 //! full until `start + period`. After `start + period`, the edge of the trailing period passes over the
-//! sub-window. While the edge passes, the sub-window counts in part, in full, or not at all. Every decision
-//! therefore needs only the oldest few entries and the total.
+//! sub-window. While the edge passes, the quota's rule for the oldest sub-window says whether it counts in
+//! part, in full, or not at all. Every decision therefore needs only the oldest few entries and the total.
 //!
 //! If the clock steps back by at most a period, time stands still for the key. If the clock steps back further, all
-//! entries become one entry in the first sub-window that begins no earlier than now. All entries begin later than that
-//! sub-window, because each write drops the entries that had expired before the newest entry began.
+//! entries become one entry in the first sub-window that begins no earlier than now. No entry begins before that
+//! sub-window: each write drops the entries that have expired when the newest entry begins, and the newest entry is
+//! more than a period ahead of now.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Algorithm, Oldest, Spec};
@@ -58,7 +59,7 @@ pub(crate) struct Edit {
     pub(crate) move_to: Option<u64>,
     /// How many of the oldest entries no longer count and are dropped.
     pub(crate) drop: usize,
-    /// The start of an entry, and the units to add to it. The entry is the newest or a new entry.
+    /// The start of the newest entry or of a new one, and the units to add to this entry.
     pub(crate) add: Option<(u64, u64)>,
     /// The largest total to keep: the oldest units are dropped until the total is at most this number.
     pub(crate) keep: Option<u64>,
@@ -258,9 +259,10 @@ impl EntryLog {
 
     /// Converts units that another quota counted into entries.
     ///
-    /// If both quotas have the same grid, the entries stay as they are, or keep the share of the quota that they
-    /// use. Entries on another grid count as if their units had been taken under this quota. Units without entries
-    /// count as if they had been taken one period before they are freed, but no later than now.
+    /// If both quotas have the same grid, each entry keeps its units or, if the conversion keeps the used share,
+    /// its share of the capacity. Entries on another grid count as if their units had been taken under this quota.
+    /// Units without entries count as if they had been taken one period before they are freed, but no later than
+    /// now.
     pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Vec<(u64, u64)> {
         if self.most() == 0 {
             return Vec::new();
@@ -331,8 +333,8 @@ impl EntryLog {
         2 * self.period_us
     }
 
-    /// Returns the maximum number of units that all entries hold together. Entries of a sliding window may count only
-    /// in part.
+    /// Returns the maximum number of units that all entries hold together. A sliding window has no maximum, because
+    /// its entries may count only in part.
     pub(crate) fn most_kept(&self) -> u64 {
         if self.is_log() { self.most() } else { u64::MAX }
     }

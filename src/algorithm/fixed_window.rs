@@ -43,7 +43,7 @@ const EDGE_US: u64 = 1_000_000;
 const AHEAD_PERIODS: u64 = 4;
 const _: () = assert!(AHEAD_PERIODS * PERIOD_US_MAX <= WORD_AHEAD_US, "the state of a yearly window fits into a word");
 
-/// Quotas that count per window.
+/// Decides by a fixed window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FixedWindow {
     limit: u64,
@@ -51,8 +51,8 @@ pub(crate) struct FixedWindow {
     /// The period as a divisor, to find the window of an instant.
     grid: Divisor,
     /// The length of two windows. The end of a state's window is valid if it is ahead by at most two windows. For a
-    /// calendar, this bound is the length of the shortest two windows, so that most decisions do not ask the calendar
-    /// (`benches/instructions`).
+    /// calendar, this is the shortest time that two windows can take. A nearer end is valid without a look at the
+    /// calendar, which most decisions therefore do not ask (`benches/instructions`).
     near_us: u64,
     calendar: Option<&'static CalendarWindows>,
     debt: u64,

@@ -4,17 +4,17 @@
 //!
 //! `limit` units per `period` make one unit every `interval = period / limit`. The state is the instant at which
 //! everything taken so far has drained. The state's instant is the *theoretical arrival time* of ATM Forum's
-//! generic cell rate algorithm (TM 4.1, 4.4.2). The backlog is how far that instant lies ahead of now. A cost
-//! `n` is admitted if `backlog + n·interval ≤ burst·interval`, and then moves the instant by `n·interval`.
+//! generic cell rate algorithm (TM 4.1, 4.4.2). The backlog is how far that instant lies ahead of now. A request
+//! of cost `n` is admitted if `backlog + n·interval ≤ burst·interval`. The request then moves the instant by
+//! `n·interval`.
 //!
 //! * A **token bucket** of capacity `burst` counts the free units instead of the backlog: `tokens = burst −
 //!   backlog/interval`.
 //! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects a request that would raise
 //!   the level above `burst`.
-//! * A **leaky bucket as a queue** gives each admitted request a departure time. The request departs as soon as at
-//!   most `delay_after` units of the backlog before the request are left. Each unit of the request's cost beyond the
-//!   first lowers the allowed remainder by one unit, down to none. Each request delays the departure of the next
-//!   request by its own cost times the interval. The requests that depart in any interval have at most
+//! * A **leaky bucket as a queue** gives each admitted request a departure time. A request of cost `n` departs as
+//!   soon as at most `delay_after − (n − 1)` units (or 0, if this is negative) of the backlog before it have not
+//!   drained. The next request departs later by `n·interval`. The requests that depart in any interval have at most
 //!   `length/interval + delay_after + 1` units in all, or the cost of one request if that cost is larger.
 //!
 //! Each of the four algorithms guarantees at most `burst + length/interval` units in any interval of the length
@@ -25,17 +25,17 @@
 //!
 //! `period/limit` is reduced to `p/l`. Instants and spans are stored as whole microseconds and a numerator below `l`,
 //! so that no interval is rounded. Only reported waits are rounded up to a microsecond, and `remaining` is rounded
-//! down. A full bucket gains no further tokens. With a burst of 1, a client therefore loses the part of a microsecond
-//! by which each request arrives later than it could. With a burst of 2 or more, a client that waits for each reported
-//! wait gets exactly the rate.
+//! down. A full bucket gains no further tokens. With a burst of 1, a client that waits for each reported wait
+//! therefore loses the part of a microsecond by which the wait was rounded up. With a burst of 2 or more, a client
+//! that waits for each reported wait gets exactly the rate.
 //!
 //! Spans are counted in parts of `1/l` µs, in a `u64` or a `u128` as the quota requires: see [`Parts`].
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now is not a state.
-//! If the clock stepped back, the instant may lie too far ahead of now. An instant that lies too far ahead is
-//! clamped to the sum of the capacity and the allowed debt.
+//! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now counts as no
+//! state. If the clock stepped back, the instant may lie too far ahead of now. An instant that lies too far ahead
+//! is clamped to the sum of the capacity and the allowed debt.
 
 use std::fmt::Debug;
 use std::ops::{Add, Sub};
@@ -136,8 +136,8 @@ pub(crate) struct Gcra<N: Parts> {
     ceiling: Span<N>,
     burst: u64,
     debt: u64,
-    /// How many units a queue lets pass at once in addition to the unit that is due; `None` if this is
-    /// not a queue.
+    /// How many units a queue lets pass at once, besides the one that is due. `None` for the other
+    /// algorithms.
     queue: Option<u64>,
 }
 
@@ -291,8 +291,8 @@ impl<N: Parts> Gcra<N> {
         (span.us as f64, if self.queue.is_some() { -1.0 - num } else { num })
     }
 
-    /// Returns whether the charge of `units` that ends at `own` begins where another charge ends, at
-    /// `end`.
+    /// Returns whether a charge of `units` begins at `end`, where another charge ends. The charge
+    /// itself ends at `own`.
     pub(crate) fn begins_at(&self, own: Pair, units: u64, end: Pair) -> bool {
         let (span, l) = (self.span(units.min(self.most())), self.l.get());
         // If the quota has no numerators, `l` is 1, and `Pair::n` has no meaning.
@@ -304,8 +304,8 @@ impl<N: Parts> Gcra<N> {
 
     // Arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns how far the state is ahead of now, and whether this distance was clamped because the
-    /// quota does not allow it.
+    /// Returns how far the state is ahead of now. Also returns whether this distance was clamped,
+    /// because the quota allows only a smaller one.
     #[inline]
     fn backlog(&self, state: Option<Pair>, now: u64) -> (Span<N>, bool) {
         let Some(tail) = state.filter(|tail| tail.at >= now) else {
@@ -430,8 +430,8 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
 
     #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
-        // A cost that is one above the capacity is denied like any higher cost. If the quota has no units, a forced
-        // cost above 0 is sent as a cost of 1, because the script checks whether there is a cost.
+        // A cost that is one above the capacity is denied like any higher cost. A forced cost above 0 to a quota
+        // without units is sent as 1, because the script takes a cost of 0 for a peek.
         let most = if force { self.most().max(1) } else { self.burst + 1 };
         let span = self.span(cost.min(most));
         let (bound, bound_num) =

@@ -26,7 +26,7 @@ use super::state::{Layout, Next, Pair, PairAlgorithm, TakeMode, Transition};
 use super::state::{LuaNumbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
 
-/// Quotas that only count.
+/// Decides by a meter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meter {
     limit: u64,
@@ -84,8 +84,8 @@ impl PairAlgorithm for Meter {
         self.decide(state, now, cost, how == TakeMode::Force)
     }
 
-    /// Refunds `units` if `own.at` has not passed. `own.at` is the instant until which the count was to be kept
-    /// when the units were counted.
+    /// Refunds `units` if `own.at` has not passed. `own.at` is one retention after the instant at which the
+    /// units were counted.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (found, _) = self.view(Some(state), now);
         if own.at <= now || found.n == 0 || units == 0 {

@@ -103,8 +103,8 @@ impl Decider {
         Self::Pair(decider, layout)
     }
 
-    /// Returns the receipt for the first `units` of a charge. `whole` is the receipt of the whole charge, and `last`
-    /// is the number of the charge's other units.
+    /// Returns the receipt for the first `units` of a charge. `whole` is the receipt of the whole charge, which has
+    /// `last` more units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn first_of(&self, whole: &Receipt, units: u64, last: u64) -> Receipt {
         let own = Pair { at: whole.at_us(), n: whole.part() };

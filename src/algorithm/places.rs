@@ -69,8 +69,8 @@ impl Places {
         PlacesVerdict::Admitted { remaining: left.saturating_sub(taken), taken }
     }
 
-    /// Returns the decision about a charge that the limit allows, but for which there is no room to store the holder
-    /// of the units. Without this room, only a forced charge is admitted, and a forced charge then takes no units.
+    /// Returns the decision about a charge that the limit allows, if there is no room to store the holder of its
+    /// units. Only a forced charge is then admitted, and it takes no units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn decide_without_room(self, held: u64, how: TakeMode) -> ChargeDecision {
         let left = self.limit.saturating_sub(held);
@@ -100,8 +100,8 @@ impl Places {
         }
     }
 
-    /// Returns the result of a charge while an earlier request waits in line, so that no units are left for this
-    /// charge. While an earlier request waits, only a forced charge takes its units.
+    /// Returns the result of a charge while an earlier request waits in line. All free units are for that
+    /// request, so only a forced charge takes units.
     pub(crate) fn hold_back(self, held: u64, cost: u64, how: TakeMode) -> PlacesVerdict {
         match how.plainly(cost) {
             (_, true) => self.look(held, cost, how),

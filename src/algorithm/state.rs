@@ -81,8 +81,8 @@ pub(crate) trait PairAlgorithm {
     /// Refunds `units` of the charge whose receipt holds `own`.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next;
 
-    /// Returns whether a refund has no effect because a later slot of the queue is taken. The refund will have an
-    /// effect after all later slots have been refunded.
+    /// Returns whether a refund changes nothing yet, because a later slot of the queue is taken. The same refund
+    /// succeeds after all later slots have been refunded.
     fn is_behind(&self, _state: Pair, _now: u64, _own: Pair) -> bool {
         false
     }
@@ -95,11 +95,11 @@ pub(crate) trait PairAlgorithm {
     /// the state back. The state is ahead if the clock stepped back, or if `now` was read before the state.
     fn is_clamped(&self, state: Pair, now: u64) -> bool;
 
-    /// Returns whether a decision at `now` would begin a new count although an old count, in this state or in
-    /// an expired one, would still count at an earlier instant. If a decision would begin a new count, the
-    /// clock has to be read after the state. If the clock were read first and then stepped back, units that
-    /// still count would be forgotten. A bucket forgets nothing, because the instant at which the bucket is empty
-    /// only moves ahead.
+    /// Returns whether a decision at `now` would begin a new count, although the old count would be valid at an
+    /// earlier instant. The old count is in this state, or in one that has expired. For such a decision, the
+    /// clock has to be read after the state: if the clock were read first and then stepped back, the decision
+    /// would forget units that still count. A bucket forgets nothing, because the instant at which the bucket is
+    /// empty only moves ahead.
     #[inline(always)]
     fn counts_anew(&self, _state: Option<Pair>, _now: u64) -> bool {
         false
@@ -124,10 +124,10 @@ pub(crate) trait PairAlgorithm {
     fn most(&self) -> u64;
 
     /// Returns the time from now that decides whether a denied charge writes a converted state. If a denied
-    /// charge finds a state of another quota whose units are all freed within this time, the charge
-    /// leaves the state as it is. If some units are freed later, the charge writes the converted state.
-    /// If the charge did not write the state, each request would convert the old state again, and the
-    /// end of a window that is a period from now would move on with the clock.
+    /// charge finds a state of another quota whose units are all freed within this time, the charge leaves
+    /// the state as it is. If some units are freed later, the charge writes the converted state. If the
+    /// charge did not write the state, each request would convert the old state again, and a window that
+    /// ends a period after its conversion would never end.
     ///
     /// Windows return two periods, or the time until the end of the calendar's next window. Buckets return the time
     /// in which a full bucket with its allowed debt drains.
@@ -137,7 +137,7 @@ pub(crate) trait PairAlgorithm {
     #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> LuaNumbers;
 
-    /// Returns the pair that a charge's receipt would hold if the charge had not included its last
+    /// Returns the pair that a charge's receipt would hold if the charge were smaller by its last
     /// units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     fn own_without(&self, own: Pair, _last: u64) -> Pair {

@@ -109,8 +109,8 @@ impl Carried {
     }
 
     /// Converts the used share of the capacity `from` into the same share of the capacity `to`. An entry keeps only
-    /// the units that count. If the entry kept all its units, their count would be rounded down once more, and the
-    /// entry would count for less than its share.
+    /// the units that count now. If it kept all its units, the new quota would round down again how many of them
+    /// count, and the entry would count for less than its share.
     pub(super) fn in_proportion(mut self, from: u64, to: u64) -> Self {
         self.dated.iter_mut().for_each(|dated| dated.whole = dated.units);
         Self { used: self.used.in_proportion(from, to), share: Some((from, to)), ..self }
@@ -127,19 +127,18 @@ impl Carried {
         self.dated.last().and_then(|last| last.taken)
     }
 
-    /// Returns the instant until which all units count in a window of one period. The returned instant is one
-    /// period after the last unit was taken, and at most a period from now. If the units would have been freed
-    /// within a period from now, the returned instant is no earlier than the instant at which they would have
-    /// been freed.
+    /// Returns the instant until which all units count in a window of one period. The returned instant is the
+    /// later of two: one period after the last unit was taken, and the instant at which the last unit would
+    /// have been freed. It is at most a period from now.
     pub(super) fn until(&self, now: u64, period_us: u64) -> u64 {
         let taken = self.taken().unwrap_or(now).min(now);
         (taken + period_us).max(self.back().min(now + period_us))
     }
 
     /// Returns the entries as the new quota counts them, the oldest first. The returned entries keep at most the
-    /// newest `most` units, and at most `each` units in one entry. Sums are rounded up, not single entries: the
-    /// newest entry, the sum of the two newest entries, and so on. So after older entries have expired, the sum
-    /// of the remaining entries is rounded up only once.
+    /// newest `most` units, and at most `each` units in one entry. Not each entry is rounded up, but the sum of
+    /// the newest entries: of the newest one, of the newest two, and so on. So after older entries have expired,
+    /// the sum of the remaining entries was rounded up only once.
     pub(super) fn scaled(&self, entries: &[(u64, u64)], most: u64, each: u64) -> Vec<(u64, u64)> {
         let (mut sum, mut before) = (0_u64, 0);
         let mut scaled: Vec<(u64, u64)> = Vec::new();

@@ -221,7 +221,7 @@ fn value<'a, T>(rest: &mut Cursor<'a>, parse: impl Fn(&mut Cursor<'a>) -> Option
 }
 
 /// Returns `None` if the parameter is present but has a wrong type.
-#[expect(clippy::option_option, reason = "the outer `None` is a wrong type, and the inner one no parameter")]
+#[expect(clippy::option_option, reason = "the outer `None` means a wrong type, and the inner `None` no parameter")]
 fn typed<T>(parameter: Option<Option<T>>) -> Option<Option<T>> {
     parameter.map_or(Some(None), |found| found.map(Some))
 }

@@ -69,8 +69,8 @@ pub(crate) const ANTHROPIC: [(&str, [&str; 3]); 4] = [
     ),
 ];
 
-/// The headers that hold the status of a refusal over gRPC. The refusal is a response with headers only. Over
-/// gRPC-Web, a browser therefore shows the status headers to scripts only if the headers are exposed.
+/// The headers that hold the status of a refusal over gRPC. Such a refusal has no trailers. Over gRPC-Web, a
+/// browser therefore hides the status from scripts unless these headers are exposed.
 pub(crate) const GRPC_STATUS: [&str; 4] =
     ["grpc-status", "grpc-message", "grpc-status-details-bin", "grpc-retry-pushback-ms"];
 
@@ -179,8 +179,8 @@ pub(crate) fn are_of_one_family(name: &str, other: &str) -> bool {
     group(name).is_some_and(|own| group(other) == Some(own))
 }
 
-/// Returns the rest of a header's name without `word`, if the name begins or ends with `word`. If the
-/// whole rest is `word` and `word` is a period, returns the period, because it names the group.
+/// Returns `rest` without `word`, if `rest` begins or ends with `word`. If `rest` is a period and
+/// equals `word`, returns the period, because it names the group.
 fn without<'a>(rest: &'a str, word: &str) -> Option<&'a str> {
     if rest == word {
         return Some(if period(rest).is_some() { rest } else { "" });

@@ -1,8 +1,8 @@
 //! A hash with a secret. Nobody without the secret can compute the hash. All processes, versions and builds compute the
 //! same hash.
 //!
-//! A hash is the first half of the SHA-256 of the secret and the bytes. Nobody can compute from a half the hash of
-//! longer bytes.
+//! A hash is the first half of the SHA-256 of the secret and the bytes. From a half, nobody can go on to compute
+//! the hash of the same bytes with more bytes after them.
 
 use sha2::{Digest, Sha256};
 

@@ -3,8 +3,8 @@
 
 use proptest::prelude::ProptestConfig;
 
-/// The number of all cases of a test, divided by the number of cases in its sample. The number is prime, so
-/// that a sample of a table does not leave out every second or third kind of case.
+/// A sample has one of this many cases of a test. The number is prime, so that a sample of a table does not
+/// leave out every second or third kind of case.
 const SAMPLE: u32 = 19;
 
 /// Returns the factor that `RATELIMIT_CAMPAIGN` states for the number of cases, or `None` for a sample.

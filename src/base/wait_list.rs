@@ -1,9 +1,9 @@
 //! Waiters in the order of their turns. Each waiter has the waker of its task, the instant of its
 //! timer, and data of the line that uses the list.
 //!
-//! All lines of the crate use this list: departures of leaky queues, lines that ask again, lines for
-//! places, bodies that wait for their pace, and the lines of a client. The lines differ in the event
-//! after which the first waiter may go.
+//! All lines of the crate use this list: the lines of requests in leaky queues, of callers that ask
+//! a limiter again, of requests that wait for places, of paced bodies, and of a client's requests.
+//! The lines differ in the event after which the first waiter may go.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};

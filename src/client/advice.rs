@@ -194,8 +194,8 @@ impl PolicyAdvice {
     fn add(&mut self, list: List, item: &ListMember<'_>) {
         let seconds = item.seconds.map(Duration::from_secs).filter(|time| *time <= LONGEST);
         if list == List::Limits {
-            // A proxy may have made `r` and `t` stricter without changing the parameters that the proxy does not
-            // know.
+            // A proxy may have made `r` and `t` stricter, and does not know this crate's parameters. So
+            // `tower-ms` counts only if it rounds up to `t`, and `tower-r` only if it is below `r`.
             let rounded = |millis: &u64| Some(millis.div_ceil(1_000).max(1)) == item.seconds;
             let millis = item.millis.filter(rounded).map(Duration::from_millis);
             self.remaining = Some(item.units_now.map_or(item.units, |now| now.min(item.units)));
@@ -215,7 +215,7 @@ impl PolicyAdvice {
     }
 }
 
-/// Items of lists, each with the prefix of its header's name.
+/// Items of lists, each after the prefix of its header's name, such as `x-` for `x-ratelimit-policy`.
 type PrefixedMember<'a> = SmallVec<[(&'a str, ListMember<'a>); 4]>;
 
 /// The lists of the drafts.
@@ -245,7 +245,7 @@ struct AdviceReader<'a> {
 }
 
 /// Returns the wait that a value of `Retry-After` stands for. If a proxy has joined several values with commas, returns
-/// the longest wait. A date of HTTP contains a comma itself.
+/// the longest wait. A date of HTTP contains a comma, so not every comma separates values.
 fn longest(value: &str, now: SystemTime) -> Option<Duration> {
     let time = |value: &str| from_now(value, now).or_else(|| beyond(value));
     time(value).or_else(|| {

@@ -50,7 +50,7 @@
 //!   ignored. If a refusal has only malformed values, the client waits as if the refusal named no time.
 //! * [`Advice::read`] reads only headers, and trailers that the program passes to it. The program itself has
 //!   to read waits in bodies, such as Telegram's `retry_after`, and waits in gRPC's trailers after messages.
-//!   The program can pass the waits that it reads itself to [`ObeyLayer::pause`].
+//!   The program can pass these waits to [`ObeyLayer::pause`].
 //! * Structured fields follow RFC 9651. A malformed header is ignored as a whole, as the drafts
 //!   require.
 //! * A response with an `Age` above 0 comes from a cache. From such a response only waits are read, and
@@ -79,9 +79,9 @@
 //!   time. A date in the past is read as a time of zero.
 //! * All times round up. No time is longer than 366 days, the longest period of a quota. A longer
 //!   `Retry-After` is read as 366 days, and a longer reset or window is unknown.
-//! * A date more than 366 days ago is unknown. In `Retry-After`, a number is read as 366 days if it
-//!   would be a date more than 366 days ago, or if it has more than 15 digits, because the standard of
-//!   `Retry-After` defines numbers as seconds.
+//! * A date more than 366 days ago is unknown. The standard of `Retry-After` defines numbers as
+//!   seconds. So a number there is read as 366 days if it would be a date more than 366 days ago, or
+//!   if it has more than 15 digits.
 //!
 //! # Hostile servers
 //!
@@ -109,8 +109,8 @@
 //! * A reset in milliseconds from now is misread by a factor of 1,000, because such a number looks like
 //!   seconds. Servers that send resets in milliseconds are rare. Misreading a reset in milliseconds
 //!   makes the wait longer, never shorter.
-//! * If a response's `Date` and a reset that is a date come from clocks that differ, the time until the
-//!   reset is wrong. Resets in seconds do not depend on any clock.
+//! * If a response states its reset as a date, and its `Date` comes from another clock, the time until
+//!   the reset is wrong. Resets in seconds do not depend on any clock.
 //! * Waits in bodies are not read, such as Telegram's `retry_after` or Google's `RetryInfo` in JSON. Waits
 //!   in gRPC's trailers are not read either. Read these waits in your program, and pass them to
 //!   [`ObeyLayer::pause`](crate::client::ObeyLayer::pause).

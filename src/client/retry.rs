@@ -164,8 +164,8 @@ impl RetryAfter {
         self
     }
 
-    /// Sets the clock from which the time until a date is measured if the response has no `Date`. By
-    /// default the clock shows the calendar time of the operating system.
+    /// Sets the clock for dates in responses without `Date`: the time until such a date is measured
+    /// from this clock. By default the clock shows the calendar time of the operating system.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Arc::new(clock);

@@ -26,8 +26,9 @@ const ANSWER_US: u64 = 3;
 /// The most microseconds by which a reading may be behind the system's clock right after an answer.
 const BEHIND_US: u64 = ANSWER_US + 3; // each of three numbers is rounded down
 
-/// A thread that returns the system's answer minus [`BEHIND_US`] does not step back behind its earlier readings of
-/// the counter.
+/// A thread asks the system itself after the counter was trusted `PATIENCE` times as long as usual. By then the
+/// counter's slower clock is behind the system by more than [`BEHIND_US`], so the system's answer minus
+/// [`BEHIND_US`] is not earlier than the thread's readings of the counter.
 const _: () = assert!(BEHIND_US < PATIENCE * TRUSTED_US / SLOWER);
 
 /// The maximum number of times that the system is asked until an answer is quick enough.
@@ -93,8 +94,8 @@ impl Counter {
         let since = ticks.wrapping_sub(self.answered.load(Ordering::Acquire));
         let _one = match try_lock(&self.asking) {
             Some(one) => one,
-            // The thread that holds `asking` may have been suspended, or may just have noted an answer that is newer
-            // than `ticks`.
+            // The thread that holds `asking` may have been suspended. Or it has just noted an answer that is newer
+            // than `ticks`, so that `since` is below zero and wraps.
             None if since.wrapping_add(self.trusted) < self.trusted.saturating_mul(PATIENCE) => {
                 return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
             }

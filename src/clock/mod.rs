@@ -49,8 +49,8 @@ pub trait Clock: fmt::Debug + Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;
 
-    /// Returns whether the clock shows the calendar time and follows it after the machine was suspended and when the
-    /// system's time is corrected. By default `false`.
+    /// Returns whether the clock shows the calendar time, also after a suspension of the machine and after a
+    /// correction of the system's time. By default `false`.
     ///
     /// The result changes no decision. If the result is `false`, a layer reports the warning
     /// [`CalendarNotFollowed`](crate::observe::SetupWarningKind::CalendarNotFollowed) for quotas whose windows are

@@ -306,7 +306,7 @@ cases! {
     }
 
     /// Names and keys have states of their own, even if they look alike or make equal texts when joined.
-    #[fix = "compare whole names and whole keys; if you join them into one text, add their lengths, or a hash of both"]
+    #[fix = "compare whole names and whole keys; if you join a name and a key into one text, add their lengths, or a hash of both"]
     async fn names_and_keys_that_look_alike_are_apart(bench) {
         let mut pairs: Vec<(String, Key)> = vec![
             ("name".to_owned(), key("key")),
@@ -343,8 +343,8 @@ cases! {
         same("remaining in the original", bench.left().await?, 0)
     }
 
-    /// Several charges are all taken or none, and the answer has the state of each charge
-    /// afterwards.
+    /// Several charges are all taken or none, and the answer reports what remains of each charge's
+    /// quota afterwards.
     #[fix = "decide about every charge of a set before you write any of them"]
     async fn several_charges_are_all_taken_or_none(bench) {
         let (two, b) = (bench.other("two")?, key("b"));
@@ -365,9 +365,9 @@ cases! {
         ensure(bench.take(&[]).await?.is_allowed(), "a set without charges was denied")
     }
 
-    /// A refund of strikes that closed a key undoes only their block. Other strikes of the key still count, and
-    /// the next block is as long as if the undone block had never begun. A key that an operator closed stays
-    /// closed.
+    /// A refund of strikes that closed a key removes only the block that they began. Other strikes of the key
+    /// still count, and the next block is as long as if the removed block had never begun. A key that an
+    /// operator closed stays closed.
     #[fix = "see Quota::block: keep the strikes that closed a key, and the state before them, until the block ends"]
     async fn refund_of_strikes_undoes_their_block(bench) {
         if !bench.supports(block()) {
@@ -386,7 +386,7 @@ cases! {
         let mut last = bench.take(&[strike]).await?;
         bench.take(&[strike]).await?;
         let closed = bench.peek(&[strike.cost(0)]).await?;
-        same("the block after an undone block", closed.charges()[0].wait(), Wait::After(HOUR))?;
+        same("the block after a block that refunds removed", closed.charges()[0].wait(), Wait::After(HOUR))?;
         bench.reset(&block).await?;
         bench.refund(&block, receipt(last.charge_mut(0))?).await?;
         let mut first = bench.take(&[strike]).await?;
@@ -501,7 +501,7 @@ cases! {
         if let Some(receipt) = forced.charge_mut(0).and_then(ChargeDecision::take_receipt) {
             bench.refund(&bench.policy, receipt).await?;
         }
-        same("remaining after the refund while the capacity stays taken", bench.left().await?, 0)
+        same("remaining after the refund of a forced charge to a used-up quota", bench.left().await?, 0)
     }
 
     /// A settlement is taken even if too few units are left, and even if its reply is not awaited.
@@ -544,7 +544,7 @@ cases! {
     }
 
     /// Concurrent sets are all-or-nothing, whatever the order of their charges.
-    #[fix = "lock the states of all sets in the same order, or refund the units that a refused set took"]
+    #[fix = "lock the states of each set in an order that all sets share, or refund the units that a refused set took"]
     async fn concurrent_sets_are_all_or_nothing(bench) {
         let policies = [bench.policy.clone(), bench.other("two")?];
         for (number, passed) in passed_concurrently(bench, &policies).await?.into_iter().enumerate() {
@@ -632,8 +632,8 @@ cases! {
     /// Runs the cases of a quota that the limiter supports and whose units are freed with time.
     fn run_timed;
 
-    /// Refusals are counted in the step that refuses, and close the key. A closed key opens at the
-    /// announced time.
+    /// A refusal is counted in the step that refuses. When the refusals reach the block's limit,
+    /// they close the key, which opens at the announced time.
     #[fix = "see Effect::OnRefusal and Quota::block, or return an error for blocks from Limiter::supports"]
     async fn block_counts_refusals_and_closes_the_key(bench) {
         // Skips quotas of a calendar, because a window of a day would last longer than the block.
@@ -667,7 +667,7 @@ cases! {
         let closed = bench.take(&set(1)).await?;
         ensure(!closed.is_allowed(), "a set passed while its key was closed")?;
         ensure(closed.charges()[0].is_allowed(), "a charge that fits is reported as denied")?;
-        same("the wait after half of the block, and one more try", closed.charges()[1].wait(), Wait::After(HOUR / 2))?;
+        same("the wait of a request after half of the block", closed.charges()[1].wait(), Wait::After(HOUR / 2))?;
         ensure(!bench.peek(&[strike.cost(0)]).await?.is_allowed(), "a charge of cost 0 does not see the block")?;
         same("remaining after a closed set", bench.left().await?, CAPACITY)?;
         bench.subject.advance(HOUR / 2).await;
@@ -692,7 +692,7 @@ cases! {
         ensure(passed, &format!("the cost was denied again after its wait, {wait:?}"))
     }
 
-    /// In a long time, no more units pass than the quota allows, and not many fewer.
+    /// In a long time, about as many units pass as the quota allows: no more, and not many fewer.
     #[fix = "see Quota::period: make units come back at the rate of the quota, independently of the reported waits"]
     async fn units_come_back_at_the_rate_of_the_quota(bench) {
         const REFILLS: u64 = 5;
@@ -850,7 +850,8 @@ cases! {
     /// Runs the cases of a quota that the limiter does not support.
     fn run_unsupported;
 
-    /// A charge of a quota that the limiter does not support is not ignored: it fails or is denied.
+    /// A charge of a quota that the limiter does not support fails or is denied. The limiter never ignores
+    /// such a charge.
     #[fix = "deny a charge of a quota that Limiter::supports rejects, or return an error for the charge"]
     async fn unsupported_quota_is_not_ignored(bench) {
         let charge = [bench.charge(CAPACITY + 1)];

@@ -40,8 +40,8 @@
 //!
 //! # A limiter over a store
 //!
-//! The suite lets time pass, sends many checks at once, and makes many limiters. So a limiter over a store
-//! needs six settings for the suite that a service does not need. Each has a comment here:
+//! The suite lets time pass, sends many checks at once, and makes many limiters. So the limiter of this
+//! example, which is over a store, has six settings that a service does not need. Each has a comment:
 //!
 //! ```no_run
 //! # use std::sync::Arc;

@@ -27,8 +27,9 @@ const LARGEST: usize = 17 * 1_024;
 const RIVALS: usize = 8;
 const ROUNDS: usize = 20;
 
-/// Checks that a store keeps the contract of [`Store`]: versions, conflicts, all or nothing, values that stay, removal,
-/// repeated swaps, keys that look alike, rivals, and calls that are dropped or not polled. Expiry is not checked.
+/// Checks that a store keeps the contract of [`Store`]: versions, conflicting swaps, swaps of several keys, kept and
+/// removed values, repeated swaps, keys that look alike, concurrent swaps, and calls that are dropped or not polled.
+/// Expiry is not checked.
 ///
 /// The function writes keys that begin with `conformance:` and a number that is new in each call. Each of these keys
 /// has a time to live of ten minutes. So the function may be called again on the same store, also concurrently.
@@ -56,8 +57,8 @@ pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
         "keys are different if they differ only in case, blanks, signs of patterns, or the last of 320 bytes": alike,
         "if several concurrent swaps expect the same version, one of them is made": rivals,
         "a swap whose future is dropped is made as a whole or not at all": dropped,
-        "each swap of a call is made or refused by itself, and the answers are in the order of the swaps": each,
-        "if several concurrent calls have several swaps each, one swap is made for each key": rivals_in_calls,
+        "each swap of a call is made or refused independently, and the answers are in the order of the swaps": each,
+        "if several concurrent calls have several swaps each, at most one swap of each key is made": rivals_in_calls,
         "a call whose future is not polled for a while keeps no other call waiting": held,
         "the store's time does not step back": time,
     }
@@ -336,7 +337,7 @@ impl<S: Store> Bench<'_, S> {
             self.changes(&[("each5", Some(&two), Then::Delete)]),
             // A value is new.
             self.changes(&[("each9", None, put(&new))]),
-            // A swap of three keys writes two new values, and expects that the third key has no value and keeps none.
+            // A swap of three keys writes two new values. It expects no value of the third key, and writes none.
             self.changes(&[("each12", None, put(&new)), ("each13", None, put(&new)), ("each14", None, Then::Keep)]),
             // The swap expects a value, but the key has no value.
             self.changes(&[("each15", Some(&stale), put(&new))]),
@@ -477,7 +478,7 @@ impl<S: Store> Bench<'_, S> {
                     })
                     .await;
                 }
-                // Meanwhile it gets further.
+                // The store may go on with the swap between two polls, during these calls.
                 let other = format!("{other}-{number}");
                 let calls = async {
                     self.load(&[&held, &other]).await?;

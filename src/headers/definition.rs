@@ -50,8 +50,8 @@ use super::wait::{Jitter, Waits};
 ///   following them.
 /// * Headers that a response already has, from an inner layer or a handler, are merged. Headers that
 ///   describe one quota always come from one source:
-///   * Lists are extended. If both sources have an item for a policy, the source with fewer remaining
-///     units is used in both headers.
+///   * Lists are extended. If both sources have an item for a policy, `RateLimit` and
+///     `RateLimit-Policy` get the items of the source with fewer remaining units.
 ///   * Single-valued headers of the response stay if their `remaining` is at most the layer's. If their
 ///     `remaining` is higher or cannot be read, the layer's headers replace all headers of the response
 ///     that describe the same quota, such as `X-RateLimit-Used` next to `X-RateLimit-Limit`. Headers of
@@ -111,10 +111,11 @@ impl Headers {
     ///   refused. But an `r` of 0 would stop an obedient client for a second after each request, so that it
     ///   would send only 1 of 50.
     /// * Two parameters of this crate are more exact than whole seconds. `tower-ms` is `t` in milliseconds.
-    ///   `tower-r` is the number of units that can pass at this instant, if `r` is more. The parameters are sent
-    ///   if the capacity refills within less than half a second. `tower-ms` is also sent if nothing remains and
-    ///   the effective window is shorter than 20 seconds and not a whole number of seconds. `client::ObeyLayer`
-    ///   reads these parameters. Other clients ignore `tower-ms` and `tower-r`, as the draft requires.
+    ///   `tower-r` is the number of units that can pass at this instant, if these are fewer than `r`. The
+    ///   parameters are sent if the capacity refills within less than half a second. `tower-ms` is also sent if
+    ///   nothing remains and the effective window is shorter than 20 seconds and not a whole number of seconds.
+    ///   `client::ObeyLayer` reads these parameters. Other clients ignore `tower-ms` and `tower-r`, as the draft
+    ///   requires.
     /// * For a policy that refused, `t` is the wait, like `Retry-After`. `t` is absent if the request
     ///   can never pass.
     ///
@@ -274,13 +275,13 @@ impl Headers {
     /// Adds the headers of `other`. Each format keeps its own settings: [when it is sent](Self::send), and
     /// which policies it reports ([`for_policy`](Self::for_policy), [`for_unit`](Self::for_unit)).
     ///
-    /// If `self` and `other` have the same header, the header of `self` is sent. If `self` and `other`
-    /// report different policies with a single-valued header, the format in `other` that has this
-    /// header loses all its single-valued headers, because clients would read the numbers of both
-    /// formats as the numbers of one quota. [`check`](crate::RateLimitLayer::check) then warns.
-    /// `Retry-After` is sent if `self` or `other` sends it. The shorter of the two [longest
-    /// waits](Self::max_wait) is used. The jitter, the partition keys and the clock of `other` are
-    /// each used only if `self` does not set them.
+    /// If `self` and `other` have the same header, the header of `self` is sent. If they report
+    /// different policies with one single-valued header, the format in `other` that has this header
+    /// loses all its single-valued headers. Otherwise clients would read the numbers of both formats
+    /// as the numbers of one quota. [`check`](crate::RateLimitLayer::check) then warns. `Retry-After`
+    /// is sent if `self` or `other` sends it. The shorter of the two [longest waits](Self::max_wait)
+    /// is used. The jitter, the partition keys and the clock of `other` are each used only if `self`
+    /// does not set them.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         let sends_millis = |headers: &Self| headers.retry_after && headers.retry_after_ms;

@@ -62,7 +62,7 @@ fn units_within(quota: &Quota, time_us: u64) -> u64 {
 /// whole seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Precise {
-    /// The units that can pass at this instant, if `r` is more.
+    /// The units that can pass at this instant, if these are fewer than `r`.
     pub(super) remaining: Option<u64>,
     pub(super) window_us: u64,
 }

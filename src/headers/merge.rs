@@ -30,8 +30,8 @@ pub(super) fn merged<'a>(
     values
 }
 
-/// Joins the lines of a header. Returns `None` if an item of the response's lines may be of a policy of the layer,
-/// which is unusual. Items are not collected, because they are large (bench "features", "two layers").
+/// Joins the lines of a header. Returns `None` in the unusual case that an item of the response's lines may be
+/// about a policy of the layer. Items are not collected, because they are large (bench "features", "two layers").
 fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Option<HeaderValue>> {
     let (theirs, ours) = lines(headers, header);
     let (mut text, mut is_in_both) = (Text::new(), false);

@@ -59,7 +59,7 @@ pub(super) struct PreparedFormat {
     /// For each policy of the layer, whether the headers report the policy. `None` if the headers
     /// report all policies.
     reported: Option<Box<[bool]>>,
-    /// The indices of its headers.
+    /// The indices of the format's headers.
     pub(super) headers: Range<usize>,
 }
 
@@ -73,7 +73,7 @@ pub(super) enum Reported<'v, 'p> {
 pub(super) struct PreparedHeader {
     pub(super) name: HeaderName,
     pub(super) content: Content,
-    /// The index of its format.
+    /// The index of the header's format.
     pub(super) format: usize,
     /// The constant text of each policy: its name, or the item of a list. For [limits](List::Limits), the text is
     /// only the beginning of the item. `None` if the name cannot be a header value, or if the item depends on a

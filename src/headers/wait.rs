@@ -17,9 +17,9 @@ const FAILURE_US: (u64, u64) = (SECOND_US, 5 * SECOND_US);
 /// Spreads the return of many refused clients: it lengthens the wait of each client by a different
 /// part.
 ///
-/// Jitter only lengthens waits, and only on refusals. Jitter depends only on the client's key, so repeating a request
-/// does not give a shorter wait. Use jitter for windows that end for all clients at the same time. Buckets spread
-/// clients without jitter.
+/// Jitter lengthens the waits of refusals, and shortens none. Jitter depends only on the client's key, so repeating a
+/// request does not give a shorter wait. Use jitter for windows that end for all clients at the same time. Buckets
+/// spread clients without jitter.
 ///
 /// ```
 /// use std::time::Duration;

@@ -173,8 +173,8 @@ impl Refusals {
     }
 }
 
-/// Returns how much of a concurrency limit is held, if a concurrency limit refused the request until other requests
-/// end.
+/// Returns how much of a concurrency limit is held, if such a limit refused the request and can admit it after
+/// other requests end.
 fn in_progress(outcome: &Outcome) -> Option<String> {
     let is_held = |status: &&PolicyStatus| status.policy().limits_in_flight();
     let status = outcome.violated().filter(is_held).find(|status| status.decision().wait() == Wait::Unknown)?;

@@ -95,8 +95,8 @@ fn has_te_trailers(headers: &HeaderMap) -> bool {
     members.by_ref().take(MEMBERS_MAX).any(|member| member.trim_ascii().eq_ignore_ascii_case(b"trailers"))
 }
 
-/// Returns whether the client accepts the `-text` type, or `None` if it names neither the `-text` type nor the binary
-/// type. A client that gives one of the two types the weight 0, and does not name the other type, gets the other type.
+/// Returns whether the client accepts the `-text` type. Returns `None` if it names neither this type nor the binary
+/// type. A client that names only one of the two types, with the weight 0, gets the other type.
 fn accepts_text(headers: &HeaderMap) -> Option<bool> {
     let ranges = headers.get_all(ACCEPT).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let kinds = ranges.take(MEMBERS_MAX).filter_map(|range| match of_type(range) {

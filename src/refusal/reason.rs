@@ -29,7 +29,7 @@ impl Reason {
             OutcomeKind::KeyMissing => Self::KeyMissing,
             OutcomeKind::FailedClosed => Self::LimiterFailed,
             OutcomeKind::Limited | OutcomeKind::Blocked => Self::Limited,
-            // These are not refusals.
+            // Requests with one of these outcomes are not refused.
             OutcomeKind::Allowed
             | OutcomeKind::Overage
             | OutcomeKind::Delayed

@@ -189,7 +189,7 @@ const PROMISES: &[Promise] = &[
     ),
     (
         "src/middleware/pace/account.rs::BATCH_US",
-        &["in pieces that are worth {} at the pace", "bytes are sent in pieces that are worth {} or, if such"],
+        &["in pieces that are worth {} at the pace", "units are taken in batches for {} or, if such"],
     ),
     (
         "src/middleware/pace/account.rs::TICK_US",

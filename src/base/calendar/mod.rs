@@ -88,9 +88,9 @@ impl CalendarUnit {
 /// A window of a calendar, in microseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CalendarWindow {
-    /// The first instant after it.
+    /// The first instant after the window.
     pub(crate) end: u64,
-    /// The length of the window. The length is whole even if the window begins before 1970.
+    /// The length of the whole window, with any part of it that lies before 1970.
     pub(crate) length: u64,
 }
 
@@ -199,7 +199,8 @@ fn first_of_month(month: i64) -> i64 {
 fn month_of(day: i64) -> i64 {
     let since_march = day + MARCH_OF_0;
     let (era, of_era) = (since_march.div_euclid(ERA), since_march.rem_euclid(ERA));
-    // Subtracts the earlier leap days: one every 4 years, except every 100 years, but one every 400 years.
+    // Subtracts the earlier leap days. Every fourth year has one, but of the years divisible by 100 only
+    // those divisible by 400.
     let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year + year / 4 - year / 100);
     12 * (400 * era + year) + (5 * of_year + 2) / 153 + 2

@@ -99,8 +99,8 @@ const KEYS: usize = 10_000;
 /// * If responses say how many units remain, a shared layer sends exactly this number of requests.
 /// * Processes that share no state collide, even if each of them waits as it should. Give processes
 ///   without shared state a shared [quota of their own](Self::own_quota).
-/// * If a server does not report what remains, clients can spare the server or use its whole limit,
-///   not both.
+/// * If a server does not report what remains, clients can either spare the server or use its whole
+///   limit.
 ///
 /// # What it obeys
 ///
@@ -113,9 +113,9 @@ const KEYS: usize = 10_000;
 ///
 /// * A response applies to all requests with the [key](Self::key) of the request that it answers. By
 ///   default the key is the origin of the request.
-/// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. If a response
-///   is not a refusal, a wait of less than a second is not lengthened. Instead the wait is shortened by the
-///   shortest round trip that was measured, because the server began to count before its response left.
+/// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. The exception
+///   is a wait of less than a second in a response that is no refusal. This wait is shortened by the shortest
+///   measured round trip, because the server began to count before its response left.
 /// * While nothing remains, only one request is in flight at a time. So a client cannot use all of a
 ///   quota that refills within less than a round trip: with a round trip of 20 ms, GCRA with 1,000 per
 ///   second passes 50 requests per second.
@@ -132,12 +132,12 @@ const KEYS: usize = 10_000;
 ///
 /// Put the layer inside the layer that follows redirects, because a redirect may lead to another origin.
 /// Put the layer outside of a concurrency limit, so that a waiting request holds no permit of that
-/// limit. The layer cannot refund a charge of an outer layer.
+/// limit. If this layer does not send a request, what an outer layer has charged for it stays charged.
 ///
 /// # Cost
 ///
-/// A request locks the state of its key twice and the map of all keys once, each for a short time. A
-/// request that waits takes O(log n) if n requests wait for its key. If the layer remembers
+/// A request locks the state of its key twice and the map of all keys once, each for a short time.
+/// The work for a waiting request is O(log n) if n requests wait for its key. If the layer remembers
 /// [`max_keys`](Self::max_keys) keys, making room for a new key takes O(n log n) for n keys. Making
 /// room frees an eighth of the keys, or only one key if nearly all keys are in use or paused.
 #[derive(Clone, Debug)]
@@ -298,18 +298,18 @@ impl ObeyLayer {
 
     /// Sets how many keys the layer remembers at a time, by default 10,000. Each takes about 500 bytes.
     ///
-    /// For a new key beyond this number, the layer forgets the least recently used keys that are not
-    /// paused and have no request that waits or is in flight. If all keys are paused or in use, the
-    /// layer forgets one key whose pause is longer than [`max_wait`](Self::max_wait), so that servers
-    /// that name absurd times cannot fill the table. If the layer can forget no key, the request
-    /// fails.
+    /// A key is idle if it is not paused, and none of its requests waits or is in flight. For a new
+    /// key beyond this number, the layer forgets the least recently used idle keys. If no key is
+    /// idle, the layer forgets one key that has no requests and is paused for longer than
+    /// [`max_wait`](Self::max_wait). So servers that name absurd times cannot fill the table. If the
+    /// layer can forget no key, the request fails.
     #[must_use]
     pub fn max_keys(mut self, max: usize) -> Self {
         self.set().max_keys = max;
         self
     }
 
-    /// Spaces requests evenly until the quota's reset while less than 20 percent of the quota remains. The
+    /// Spaces requests evenly until the quota's reset, if less than 20 percent of the quota remains. The
     /// spacing between two requests is at most [`max_wait`](Self::max_wait). By default, requests are not
     /// spaced: they are sent as they arrive, until nothing remains.
     #[must_use]
@@ -323,7 +323,7 @@ impl ObeyLayer {
     ///
     /// The first refusal sets the rate to half of the requests that succeeded in a second. Each later refusal halves
     /// the rate, at most once per round trip, down to one request per minute. Each success raises the rate by one
-    /// request per second for each second since the rate last changed, but at most doubles it. Each
+    /// request per second for each second since its last change, and at most to twice the rate. Each
     /// [`own_quota`](Self::own_quota) is an upper bound.
     #[must_use]
     pub fn adapt(mut self, adapt: bool) -> Self {
@@ -331,8 +331,8 @@ impl ObeyLayer {
         self
     }
 
-    /// Sets the clock from which the time until a date is measured if the response has no `Date`. By
-    /// default the clock shows the calendar time of the operating system.
+    /// Sets the clock for dates in responses without `Date`: the time until such a date is measured
+    /// from this clock. By default the clock shows the calendar time of the operating system.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.set().clock = Arc::new(clock);

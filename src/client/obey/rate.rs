@@ -14,7 +14,7 @@ pub(super) struct Rate {
     interval_us: u64,
     /// The instant at which the interval was last changed.
     changed_us: u64,
-    /// The beginning of a second, the number of `successes` in this second, and the number in the
+    /// The beginning of the current second, the number of successes in it, and the number in the
     /// second before.
     second_us: u64,
     successes: u64,

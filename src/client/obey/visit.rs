@@ -44,7 +44,7 @@ pub(super) struct Visit {
     stage: Stage,
     /// The charges of the request to the client's own quotas.
     shares: Vec<Share>,
-    /// The number of shares that the request has taken.
+    /// The number of own quotas that have taken their charges of the request.
     taken: usize,
     /// The receipts of the charges to the client's own quotas, each with the index of its quota.
     receipts: SmallVec<[(usize, Policy, Receipt); 1]>,
@@ -93,8 +93,8 @@ impl Visit {
         self.stage == Stage::Waits
     }
 
-    /// Asks the limiter for the request's next share of the client's own quotas. Returns `None` if the
-    /// request has taken all its shares.
+    /// Asks the limiter for the request's charges to the next of the client's own quotas. Returns
+    /// `None` if all own quotas have taken their charges.
     pub(super) fn ask(&self) -> Option<Reply<Decision, LimiterError, LaterAnswer>> {
         let share = self.shares.get(self.taken)?;
         debug_assert!(share.own < self.settings.own.len(), "each share belongs to one of the client's own quotas");
@@ -103,8 +103,9 @@ impl Visit {
         Some(own.limiter.take(&charges.collect::<SmallVec<[Charge<'_>; 2]>>()))
     }
 
-    /// Processes the limiter's answer for a share. Returns `false` if the quota denied the charge. After a denial,
-    /// the shares that the request took from other quotas are refunded, and the request waits in the line again.
+    /// Processes the limiter's answer for one own quota. Returns `false` if the quota denied the charge. After a
+    /// denial, the units that the request took from other quotas are refunded, and the request waits in the line
+    /// again.
     pub(super) fn answered(&mut self, answer: OwnDecision, now_us: u64) -> Result<bool, ObeyError> {
         let at = self.taken;
         debug_assert!(at < self.shares.len(), "each answer belongs to a share that the request asked for");
