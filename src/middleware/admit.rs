@@ -26,16 +26,16 @@ use crate::refusal::RefusalBody;
 /// # In a handler
 impl<L: Limiter> RateLimitLayer<L> {
     /// Decides about a request in a handler, according to the rules and the settings of this layer. Use
-    /// this method if only the handler knows a key or a cost, after it has parsed the body or found the
-    /// user.
+    /// this method if only the handler can know a key or a cost, because it first has to parse the body
+    /// or find the user.
     ///
     /// The rules read the request's head, so the handler puts what it has found out into the head's extensions. The
     /// application keeps this layer in its state. The layer need not wrap a service.
     ///
     /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) work as in a layer around a
     ///   service. A request that has to [wait](Self::delay) waits here.
-    /// * The taken units stay charged, and the response gets no headers, unless the handler uses the [`Admission`].
-    ///   [`headers`](Admission::headers) returns the layer's headers for the handler's response.
+    /// * If the handler does not use the [`Admission`], the taken units stay charged, and the response gets no
+    ///   headers. [`headers`](Admission::headers) returns the layer's headers for the handler's response.
     ///   [`finish`](Admission::finish) adds these headers to the response, and settles the rules according to the
     ///   response.
     /// * Layers around the handler keep their charges of a refused request, even if they [refund](Self::refund_nested)

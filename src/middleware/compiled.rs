@@ -244,8 +244,8 @@ impl<L: Limiter> Compiled<L> {
     /// that wait, the accounts of paced bodies, and the warnings that were reported.
     pub(super) fn successor(&self, settings: Settings, has_new_rules: bool) -> Self {
         let next = Self::new(Arc::clone(&self.limiter), settings);
-        // Only new rules get new diagnostics, because requests take the general plan, which is slower, while
-        // diagnostics watch rules or lists.
+        // Only new rules get new diagnostics. While diagnostics watch rules or lists, requests take the
+        // general plan, which is slower.
         let diagnostics = if has_new_rules { &next.diagnostics } else { &self.diagnostics };
         // Bodies under way stay in their accounts, and new bodies join the same accounts.
         let (delays, accounts) = (self.delays.clone(), self.accounts.clone().or_else(|| next.accounts.clone()));
@@ -363,16 +363,16 @@ impl<L> Compiled<L> {
         (latest.version != self.version).then_some(latest)
     }
 
-    /// Returns the policy for settling the charges of `charged`. The policy is `charged` itself, unless a larger
-    /// quota has replaced its quota. The larger quota is used because the smaller quota may have no room for the
-    /// units that were used since, and would then take no charge.
+    /// Returns the policy for settling the charges of `charged`: this policy itself, or the policy with a larger
+    /// quota that has replaced it. The smaller quota may have no room for the units that were used since, and
+    /// would then take no charge.
     pub(super) fn policy_now(&self, charged: &Policy) -> Policy {
         self.largest_now(charged, |_| true)
     }
 
-    /// Returns the policy for refunding the charges of `charged`. The result is the policy of
-    /// [`policy_now`](Self::policy_now), but only if the receipt means the same under both quotas. For example, a
-    /// window cannot use the instant of a bucket.
+    /// Returns the policy for refunding the charges of `charged`. Chooses as [`policy_now`](Self::policy_now)
+    /// does, but only among quotas that can read the receipt. For example, a window cannot use the instant of a
+    /// bucket.
     pub(super) fn policy_of_refunds(&self, charged: &Policy) -> Policy {
         self.largest_now(charged, |now| now.reads_receipts_of(charged.quota()))
     }
@@ -430,9 +430,9 @@ impl<L> Compiled<L> {
         self.own_rule(policy).filter(|rule| rule.choose.is_none()).map_or(&[], |rule| &rule.policies)
     }
 
-    /// Returns the policy in force that has the name of `own` and the largest quota, if this quota has more room than
-    /// the quota of `own`. Otherwise returns `own`. A quota that keeps the used share is ignored, because it always
-    /// has room for the used units, and counts in other units.
+    /// Returns the policy in force that has the name of `own` and the largest capacity, if this capacity is above the
+    /// capacity and the debt of `own` together. Otherwise returns `own`. Ignores quotas that keep the used share:
+    /// each of them has room for the usage under any other, and counts in units of another size.
     fn largest_now(&self, own: &Policy, is_fit: impl Fn(&Quota) -> bool) -> Policy {
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
         let newer = self.newer();

@@ -241,7 +241,7 @@ impl Diagnostics {
         // A rule that trusts networks cannot find the client if the peer's address is unknown. A rule that counts
         // proxies needs no peer address.
         if bound.is_by_proxies() && applies && key.is_none_or(|key| *key == Key::keyless()) {
-            self.peer_is_unknown("a rule counts by key::client_ip behind the networks of trusted proxies");
+            self.peer_is_unknown("a rule counts by key::client_ip with TrustedProxies::networks");
             self.is_known_now(rule);
             return;
         }
@@ -330,7 +330,7 @@ impl Diagnostics {
     #[cold]
     pub(super) fn look_at_list(&self, at: usize, by: AddressSource, key: Option<&Key>) {
         if by == AddressSource::Proxies && key.is_none() {
-            self.peer_is_unknown("an access list looks up key::client_ip behind the networks of trusted proxies");
+            self.peer_is_unknown("an access list looks up key::client_ip with TrustedProxies::networks");
         }
         let has_key = key.is_some_and(|key| !key.is_unnamed());
         let Some(list) = self.lists.get(at).filter(|list| !list.known.load(Ordering::Relaxed)) else {
@@ -376,8 +376,9 @@ impl Diagnostics {
         }
     }
 
-    /// Watches a request that was refused because it costs more than a policy's quota can ever allow, if no earlier
-    /// request of the policy's rule could pass. A single client may send such a request, but a rule that allows no
+    /// Counts a request that was refused because it costs more than a policy's quota can ever allow, and warns when
+    /// a rule has [`NEVER_PASSES`] of them. After a request whose cost fits into the rule's quota, no request of
+    /// the rule is counted. A single client may send a request that costs too much, but a rule that allows no
     /// request at all is a mistake.
     pub(super) fn cannot_pass(&self, rule: usize, policy: &Policy, cost: u64) {
         let Some(passing) = self.passing.get(rule).filter(|passing| !passing.known.load(Ordering::Relaxed)) else {

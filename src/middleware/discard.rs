@@ -4,9 +4,9 @@
 //! A client or a proxy that is still sending then often sees a broken connection instead of the
 //! response.
 //!
-//! The body is read before the answer, not after it. Only the request's task polls the body, and
-//! servers drop a response's body, with everything in it, after they have written the bytes that
-//! `Content-Length` announces.
+//! The body is read before the answer, because nothing could read it later. Only the request's task
+//! polls the body, and servers drop a response's body, with everything in it, after they have
+//! written the bytes that `Content-Length` announces.
 
 use std::fmt;
 use std::pin::Pin;
@@ -125,7 +125,8 @@ impl<B: Body, R> Discarding<B, R> {
         })
     }
 
-    /// Returns the response when the body has ended or a bound is reached, and `None` if it was returned before.
+    /// Returns the response when the body has ended or a bound is reached, and `None` if an earlier poll
+    /// returned it.
     pub(crate) fn poll_response(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<R>> {
         let mut this = self.project();
         let is_over = read_frames(this.body.as_mut(), this.left, cx);

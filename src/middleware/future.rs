@@ -35,8 +35,8 @@ pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
     ///
     /// If the future is dropped after the service was called, the request stays charged, because the service may have
-    /// done all the work. A request that still waited for its departure is refunded. Rules that settle charges may say
-    /// otherwise; see [`Rule::on_aborted`](crate::Rule::on_aborted).
+    /// done all the work. Rules that settle charges may say otherwise; see
+    /// [`Rule::on_aborted`](crate::Rule::on_aborted). A request that still waited for its departure is refunded.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, L, B, O = NoOverflow>
     where
@@ -62,7 +62,7 @@ pin_project! {
         // `Deciding` is boxed, because every future would otherwise reserve room for it, even with limiters that
         // answer at once.
         Deciding { deciding: Pin<Box<Deciding<S, L, B, O>>> },
-        // The request waits here in line until the limiter admits it, or until it gives up.
+        // The request waits here in line until the limiter admits it or its wait ends.
         InLine { line: Box<Line<S, L, B, O>> },
         // The request waits here until it departs.
         Delayed { delayed: Box<Delayed<S, B, L>> },
@@ -188,8 +188,8 @@ where
         Self::InLine { line: Box::new(line) }
     }
 
-    /// Returns the state of a request that waits for its departure. `inner` is ready. A clone replaces `inner`,
-    /// which releases everything that a ready service holds, such as a permit.
+    /// Returns the state of a request that waits for its departure. `inner` is ready. Replaces `inner` by a
+    /// clone. This releases everything that the ready service holds, such as a permit.
     #[inline(never)]
     pub(super) fn delayed(
         inner: &mut S,
@@ -261,8 +261,8 @@ impl<L: Limiter> OnResponse<L> {
             open.open(request.method().clone(), request.extensions_mut());
         }
         let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
-        // A request that brings a rate gets no handle, because such requests usually take a shorter path that makes no
-        // handle.
+        // A request that brings a rate gets no handle here, because the shorter path that such requests usually take
+        // makes no handle either.
         if ticket.may_hold(layer) {
             InFlight::put(request.extensions_mut(), ticket.places.as_ref());
         }

@@ -39,8 +39,8 @@ use crate::setup_warning::SetupWarning;
 
 /// A [`Layer`] that limits the rate of requests.
 ///
-/// Each rule has an extractor: a closure over the request's head that returns whose allowance is charged.
-/// All rules of a layer make one decision: all their charges are taken, or none is.
+/// Each rule has an extractor: a closure that reads the request's head and returns the key, whose
+/// allowance is charged. All rules of a layer make one decision: all their charges are taken, or none is.
 ///
 /// Clones of a layer, and all services that it makes, share one allowance for each key, because they share one
 /// limiter.
@@ -221,7 +221,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   a limit refused each copy. The same condition applies to a handler that calls another limited service with a
     ///   copy of the extensions.
     /// * The refund is made when the response arrives, even if middleware between the layers changed the response. If
-    ///   the response's future is dropped after the refusal, the refund is made then, even if the service panics.
+    ///   the response's future is dropped after the refusal, also by a panic of the service, the refund is made then.
     /// * The headers report the units that remain after the refund. If the limiter answers at once, the layer asks
     ///   the limiter again; otherwise the layer calculates the remaining units. A refund to a leaky queue has no
     ///   effect while another request is queued behind it.
@@ -507,19 +507,20 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   departs at the latest of its departure times.
     /// * A waiting request holds no inner service: a clone is made ready after the wait.
     /// * If a request is dropped while it waits, its charges are refunded, and requests of the same policy, key and
-    ///   cost behind it in this layer move up by one. The last departure time of the line returns to the limiter. If
-    ///   many requests are dropped at once, on any number of threads, the departure times of all of them return, the
-    ///   last time first.
+    ///   cost behind it in this layer move up by one. The line's last departure time then belongs to no request, and
+    ///   is refunded to the limiter. If many requests are dropped at once, on any number of threads, one departure
+    ///   time is refunded for each of them, the last time first.
     /// * If another request is queued behind a departure time, that time stays unused, and the spacing is kept. The
     ///   other request comes from another layer or process, or was admitted by the limiter but has not joined its
     ///   line yet. If the other request is dropped as well, and was admitted by the same limiter, both departure
-    ///   times return.
+    ///   times are refunded.
     /// * If the process stalls, requests whose departure times have passed depart together.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
     /// * The departure time of a waiting request is fixed: later changes of the limiter's clock or of the rule's mode
-    ///   do not move it. If the limiter's clock steps back, the queue admits no request for at most one full drain of
-    ///   the largest debt. If the clock steps forward, later requests depart as if the skipped time had passed.
+    ///   do not move it. If the limiter's clock steps back, the queue may refuse every request, for at most the time
+    ///   in which its capacity and its largest debt drain. If the clock steps forward, later requests depart as if
+    ///   the skipped time had passed.
     /// * A request that does not wait takes no lock.
     ///
     /// Both:
@@ -570,8 +571,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// came. If no message waits, several messages may ask at the same time. A store decides messages that ask at the
     /// same time in the order in which it gets their calls. The first message in line asks again at once if this layer
     /// refunds units of its key, resets the key, or changes the rule. A message that would have to wait for longer
-    /// than `max` is refused at once. A message is also refused at once if its line is full. A
-    /// [block](crate::Rule::block) counts a message that waits only if it is refused in the end. The bounds are
+    /// than `max` is refused at once. A message is also refused at once if its line is full. If a message waits, a
+    /// [block](crate::Rule::block) counts it only if it is refused in the end. The bounds are
     /// [`max_waiting`](Self::max_waiting) and [`max_in_line`](Self::max_in_line). Without a [timer](Self::delay) no
     /// message waits, and [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoTimer).
     pub fn max_message_wait(self, max: Duration) -> Self {

@@ -8,11 +8,10 @@ use crate::policy::Policy;
 /// same answer as with the general plan, in fewer instructions (`benches/instructions`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ChargePlan {
-    /// Every request to which the only rule applies is charged to the layer's only policy. Most layers have this
-    /// plan.
+    /// The layer has one rule with one policy, to which each request of the rule is charged. Most layers have
+    /// this plan.
     OnePolicy,
-    /// Every request to which the only rule applies is charged to the quota that the request
-    /// brings.
+    /// The layer has one rule, and each request of the rule is charged to the quota that it brings.
     OwnQuota,
     /// A request is charged to several policies, and only headers report a request that passes.
     SeveralPolicies,

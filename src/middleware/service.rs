@@ -142,8 +142,8 @@ impl<S, L, O> RateLimit<S, L, O> {
             }
         };
         match headers {
-            // No value has to be dropped if the service panics, so the service writes its future directly to the
-            // future's final place.
+            // No value has to be dropped if the service panics. So the compiler needs no temporary copy, and the
+            // service writes its future directly to the future's final place.
             None => ResponseState::Passing {
                 response: call_in_place(&mut self.inner, request),
                 on_response: OnResponse::Nothing,

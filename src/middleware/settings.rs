@@ -18,11 +18,11 @@ use crate::refusal::Refusals;
 /// The settings of a layer.
 #[derive(Clone, Default)]
 pub(super) struct Settings {
-    /// [`add_rule`](Self::add_rule) adds one.
+    /// The rules of the layer. [`add_rule`](Self::add_rule) adds a rule.
     pub(super) rules: Vec<BoundRule>,
-    /// The names of these rules.
+    /// The names that `rules` have taken.
     names: TakenNames,
-    /// Whether quotas of these rules follow switches.
+    /// Whether quotas of `rules` follow switches.
     has_switches: bool,
     /// The source of the first rules and access lists.
     pub(super) source: Option<Sourced>,
@@ -85,7 +85,7 @@ impl Settings {
         self.rules.get(sourced..).unwrap_or_default()
     }
 
-    /// Returns the finder of the first rules, and their number.
+    /// Returns the finder of the source's rules, which are the layer's first rules, and their number.
     pub(super) fn finder(&self) -> Option<(&dyn FindRules, usize)> {
         let sourced = self.source.as_ref()?;
         Some((&**sourced.finder.as_ref()?, sourced.rules))

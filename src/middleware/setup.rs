@@ -66,8 +66,8 @@ impl<L: Limiter> Compiled<L> {
             if rule.pace.is_some() {
                 continue; // no header reports it
             }
-            // Counts only the rules that apply to every request: a request usually meets only some of the other rules.
-            // A rule with plans counts as one policy, because a request meets only one of its plans.
+            // Counts only the rules that apply to every request, because a request usually meets few of the others. A
+            // rule with plans counts as one policy, because a request meets only one of its plans.
             if rule.conditions.is_empty() && rule.paths.is_empty() && !rule.is_disabled() {
                 let count = if rule.choose.is_some() { 1 } else { bound.policies().len() };
                 let first = bound.end() - bound.policies().len();
@@ -119,8 +119,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns about a quota without debt, which forgets the cost of a request beyond its
-    /// reservation.
+    /// Warns about a quota without debt. Such a quota forgets the units that a request costs beyond
+    /// its reservation.
     fn look_for_debt(&self, rule: &Rule, policy: &Policy) {
         // Blocks and meters count forced charges, and have no debt. An unlimited quota needs no debt, and a limit of
         // 0 switches a quota off.
@@ -345,8 +345,8 @@ impl<L: Limiter> Compiled<L> {
         let queue = charged().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
         let line = self.policies.iter().find(|policy| !policy.quota().wait_in_line().is_zero());
         let brings_quotas = self.settings.rules.iter().any(|bound| bound.rule().quota_from.is_some());
-        // The timer may also serve the bodies of refused requests, the pace of bodies, messages, or a queue that a
-        // file of rules has later.
+        // The timer may have another use: it bounds how long bodies of refused requests are read, lets bodies and
+        // messages wait, and is there for a queue that a new version of the file of rules may bring.
         let has_other_use = self.settings.discard.is_some()
             || self.accounts.is_some()
             || !self.settings.max_message_wait.is_zero()

@@ -102,11 +102,11 @@ pub(super) struct Ticket {
     pub(super) charges: Charges,
     /// Whether the limiter has answered. Without an answer, the charges have no decisions, and no units were taken.
     pub(super) is_answered: bool,
-    /// True if the limiter was not asked yet, because the request may wait in line: see
+    /// True if the limiter is first asked in line, because the request may wait there: see
     /// [`has_to_be_tried`](Self::has_to_be_tried).
     pub(super) is_left_to_line: bool,
-    /// The mode of a rule that found no key for the request, if there is such a rule. None of these
-    /// rules enforces.
+    /// The mode of a rule that applies but could not charge the request, if there is such a rule:
+    /// it found no key, or its source found too many charges. A rule in this mode does not enforce.
     pub(super) keyless: Option<Mode>,
     /// True if the request is refused because the server does not provide its peer's address.
     pub(super) lacks_peer: bool,

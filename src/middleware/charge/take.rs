@@ -126,7 +126,7 @@ impl Ticket {
             ..Charged::new(0, mem::replace(key, Key::global()), cost, Mode::Enforce)
         });
         let Some(is_allowed) = is_allowed else { return self.ask(layer) };
-        // Before anything that may panic.
+        // Holds the places before anything that may panic.
         if layer.holders != PlaceHolders::None {
             self.hold_places(layer);
         }
@@ -231,8 +231,9 @@ impl Ticket {
         }
     }
 
-    /// Does what [`charge_and_store`](Self::charge_and_store) does for a message that may wait if it is refused. If
-    /// a charge counts refusals, or other messages wait, the line takes the charges later.
+    /// Charges a message that may wait if it is refused, as [`charge_and_store`](Self::charge_and_store) charges a
+    /// request. If a charge counts refusals, or other messages wait, the limiter is asked only when the message is
+    /// in line.
     pub(crate) fn charge_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         let uncharged = self.collect_and_look(layer, head);
         let is_of_line = self.refusal_counts(layer) || self.line_ahead(layer, None).is_some();
@@ -328,9 +329,9 @@ impl Ticket {
         self.charges.is_empty().then_some(OutcomeCause::NotCharged)
     }
 
-    /// Collects the charges of the rules that a source finds. Returns the number of rules that the source chooses from,
-    /// or `None` if the request is refused because it has too many charges. If none of the found rules enforces, a
-    /// request with too many charges is not charged to the found rules.
+    /// Collects the charges of the rules that a source finds. Returns the number of rules that the source chooses from.
+    /// If these are too many charges, drops them, and returns `None` if one of the found rules enforces: the request is
+    /// then refused.
     #[inline]
     fn find<L>(
         &mut self,
@@ -424,7 +425,7 @@ impl Ticket {
                 for (charged, answer) in self.charges.iter_mut().zip(decision.charges_mut()) {
                     charged.decision = answer.take();
                 }
-                // Before anything that may panic.
+                // Holds the places before anything that may panic.
                 if layer.holders != PlaceHolders::None {
                     self.hold_places(layer);
                 }
@@ -437,8 +438,9 @@ impl Ticket {
         }
     }
 
-    /// Decides about the request according to the decisions of its charges. If a rule's block is closed but does
-    /// not enforce, `take_nothing` reports the rule's charges as not taken.
+    /// Decides about the request according to the decisions of its charges. If the limiter allows the request
+    /// although a rule's block is closed, because that block does not enforce, `take_nothing` makes the rule's
+    /// charges count as not taken.
     #[inline]
     pub(super) fn judge<L: Limiter>(
         &mut self,
@@ -459,8 +461,8 @@ impl Ticket {
         }
     }
 
-    /// Removes the waits from the decisions of blocks that strikes of requests under way helped to close. If these
-    /// requests end well, the next request passes at once.
+    /// Makes the waits of closed blocks unknown, if strikes of requests under way helped to close them. If the
+    /// responses to these requests refund the strikes, the next request passes at once.
     fn doubt_waits<L>(&mut self, layer: &Compiled<L>) {
         let Some(unsettled) = &layer.unsettled else { return };
         for charged in self.charges.iter_mut().filter(|charged| !charged.decision.is_allowed()) {

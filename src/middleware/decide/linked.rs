@@ -35,14 +35,14 @@ pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, f
 /// Returns the charge that is linked to the charge at `at`, and the role of its policy.
 fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
     let charged = charges.get(at)?;
-    // A linked charge stands at most 255 places after the charges of its rule, because `of` is a `u8`. The search ends
+    // A linked charge comes at most 255 places after each charge of its rule, because `of` is a `u8`. The search ends
     // there, so that a long set is not searched as a whole for each charge.
     let near = charges.iter().enumerate().skip(at + 1).take(usize::from(u8::MAX));
     let (place, of) = { near }.find_map(|(place, charged)| match charged.effect {
         Effect::OnRefusal { of } => Some((place, usize::from(of))),
         _ => None,
     })?;
-    // A rule in enforce mode observes its quota only if the rule has a meter.
+    // In enforce mode, only a rule with a meter gives its own charges the effect `Observe`.
     let meters = charged.effect == Effect::Observe && charged.mode == Mode::Enforce;
     let role = if meters { LinkedRole::Meter } else { LinkedRole::Block };
     (place - of <= at).then_some((charges.get(place)?, role))

@@ -16,7 +16,7 @@ pub(crate) enum NextStep<F> {
     Pass,
     /// The limiter answers later. Then [`Ticket::answer`] decides.
     AwaitAnswer(F),
-    /// The request waits in line for units of concurrency limits, or may have to wait.
+    /// The request goes in line: it was refused and waits for units, or the limiter is first asked there.
     WaitInLine,
     /// The request waits in this place until it departs from its queues.
     WaitForDeparture(Counted),
@@ -25,7 +25,7 @@ pub(crate) enum NextStep<F> {
 }
 
 impl Ticket {
-    /// Returns the next step of a request that is decided, or whose charges the line takes later.
+    /// Returns the next step of a request that is decided, or about which the limiter is first asked in line.
     #[inline]
     pub(crate) fn next_step<L: Limiter>(&mut self, layer: &Compiled<L>) -> NextStep<L::Future<Decision>> {
         // No request waits if the layer has no timer.

@@ -32,31 +32,33 @@ use crate::clock::{Alarm, Timer, time_of};
 use crate::error::BoxError;
 use crate::limiter::Refund;
 
-/// The shortest time for which a batch lasts at the pace of its quota.
+/// The shortest [tick](BytePace::tick_us).
 const BATCH_US: u64 = 50_000;
 
-/// The longest time for which a batch of less than [`TICK_BYTES`] lasts. Half of this time is less
-/// than one percent of ten seconds.
+/// The longest [tick](BytePace::tick_us). Half of this time is less than one percent of ten
+/// seconds.
 const TICK_US: u64 = 150_000;
 
-/// A tick lasts for this many bytes, but at least [`BATCH_US`] and at most [`TICK_US`]. A batch should
-/// not be smaller, because sending a piece costs processor time, whatever the piece's size is.
+/// A tick is the time that this many bytes take at the pace, but at least [`BATCH_US`] and at most
+/// [`TICK_US`]. Smaller batches would take more processor time, because each piece that is sent takes
+/// some, whatever its size is.
 const TICK_BYTES: u64 = 32_768;
 
-/// A batch of a slow pace has at least this many bytes, if they last for at most [`SLOW_US`].
+/// A batch has at least this many bytes, even if these take longer than a tick at a slow pace. It has fewer
+/// if they would take longer than [`SLOW_US`].
 const BATCH_BYTES: u64 = 1_024;
 
-/// The maximum time for which the smallest batch lasts.
+/// The longest time that a batch of [`BATCH_BYTES`] may take.
 const SLOW_US: u64 = 1_000_000;
 
 /// The smallest piece of a batch, in bytes, for which a body is woken, unless the batch is smaller.
 const PIECE: u64 = 4_096;
 
-/// The longest time for which an account catches up, if it could not ask while bodies waited.
+/// The longest time that an account makes up for, if bodies waited and the account could not ask.
 const LATE_US: u64 = 1_000_000;
 
-/// The longest time for which an account catches up, if no body waited, because a reader may take
-/// this long for a batch.
+/// The longest time without waiting bodies that an account makes up for. A reader may take this
+/// long for a batch and still get the whole pace.
 const IDLE_US: u64 = 200_000;
 
 /// The time after which an account that was denied asks again at the latest, in case its key was
@@ -67,8 +69,8 @@ const RECHECK_US: u64 = 10_000_000;
 /// before.
 const PAUSE_US: u64 = 100_000;
 
-/// The number of consecutive calls that may fail before the waiting bodies are ended, which takes
-/// about three seconds. Bodies that join later are ended if the next call fails as well.
+/// The number of consecutive calls that may fail before the waiting bodies are ended. These calls
+/// take about three seconds. Bodies that join later are ended if the next call fails as well.
 const FAILURES_MAX: u32 = 5;
 
 /// The source of an account's units, which is a limiter with a policy and a key.
@@ -302,8 +304,8 @@ impl Account {
         Turnstile { account: Arc::clone(self), body, alarm: Alarm::default() }
     }
 
-    /// Makes the account ask at once if it was denied, because the denial may no longer apply. If a call is under way,
-    /// its denial may not apply either.
+    /// Makes the account ask at once if it was denied, because the denial may be out of date. If a call under way is
+    /// denied, that denial counts as out of date, too.
     pub(super) fn let_ask(&self) {
         let Some(now_us) = time_of(&*self.timer) else { return };
         self.with(|state, wakers| {

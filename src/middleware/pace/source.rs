@@ -77,7 +77,8 @@ impl<L: Limiter> LimiterSource<L> {
         let others = if self.paced.own.is_none() { layer.policies_together(at) } else { &[] };
         let fastest = others.iter().map(Policy::quota).fold(quota, |fastest, other| faster(fastest, other));
         let (units, period_us) = (fastest.limit(), fastest.spec().period_us);
-        // A batch has at most half of the capacity, so that more units can come back while a batch is late.
+        // A batch has at most half of the capacity. While a batch is late, the other half leaves room for the
+        // units that come back.
         let most = (quota.capacity() / 2).max(1);
         Some((BytePace { units, period_us, most }, policy.clone()))
     }

@@ -22,8 +22,8 @@ pub(crate) struct BoundRule {
     /// Returns a request's key. For a request without a key, returns the shared key if the rule
     /// says so.
     extract: Read<Option<Key>>,
-    /// The type of the extractor, if all rules with this type have the same keys. Rules whose extractors
-    /// have one type have the same keys if the type captures nothing.
+    /// The type of the extractor, if all rules with this type have the same keys: the type captures
+    /// nothing, and requests without a key do not share one.
     extractor: Option<TypeId>,
     /// The index of the rule's first policy among the layer's policies.
     first: usize,
@@ -39,8 +39,8 @@ pub(crate) struct BoundRule {
 pub(crate) enum RuleMatch<'r, K> {
     /// The request is charged this cost under its key.
     Charged { key: K, cost: u64 },
-    /// The rule does not charge the request, because this condition does not hold. If there is no condition, the
-    /// request has no key, and the rule exempts such requests.
+    /// The rule does not charge the request: this condition does not hold. Without a condition, the request has
+    /// no key, and the rule exempts such requests.
     Exempt(Option<&'r Condition>),
     /// The request has no key, and the rule does not exempt such requests.
     KeyMissing,
@@ -249,8 +249,8 @@ impl BoundRule {
         (self.extract)(head)
     }
 
-    /// Returns whether a request has the same key for both rules, because the rules have the same
-    /// extractor.
+    /// Returns whether both rules have the same extractor, so that a request has the same key for
+    /// both.
     #[inline]
     pub(crate) fn has_key_of(&self, other: &Self) -> bool {
         self.extractor.is_some() && self.extractor == other.extractor

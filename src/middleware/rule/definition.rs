@@ -251,10 +251,11 @@ impl Rule {
     /// * The share is the used amount divided by the old plan's capacity. The new plan then counts
     ///   the same share of its own capacity as used, rounded up by less than a unit. A client that
     ///   takes 1 of 1,000 and changes to a plan of 10 in a fixed window has 9 left.
-    /// * The shares that a key takes at one instant add up to at most one whole, however it changes
-    ///   its plan. So the key never gets more than one plan alone would give. All requests of one
-    ///   key should have the same plan, because each change may cost a unit.
-    /// * Debts are shares as well. So each plan may owe the same share of its capacity.
+    /// * The shares that a key takes at one instant, from all its plans together, add up to at most
+    ///   one whole. So a key that changes its plan never gets more than its largest plan alone
+    ///   would give. All requests of one key should have the same plan, because each change may
+    ///   cost a unit.
+    /// * Debts are kept as shares as well. So under each plan, a key may owe the same share of the capacity.
     /// * A change converts the units that are in use at that instant. Units that an ending
     ///   sub-window no longer counts are forgotten.
     /// * A quota of 0 remembers nothing.
@@ -299,13 +300,13 @@ impl Rule {
     ///   has expired. Until a request is admitted under the new quota, usage expires at the old
     ///   quota's pace. The reported wait counts with the new quota's pace, so it can be far longer or
     ///   shorter than needed; see [the rules](crate::quota#when-a-quota-changes).
-    /// * A quota can keep usage up to its capacity plus its [debt](Quota::max_debt), which by default is
-    ///   as large as the capacity. While more than this sum is in use, a refund or a settlement has no
-    ///   effect. The rule does not know the other quotas, so it cannot choose a larger debt. You can
-    ///   choose one with [`Quota::max_debt`].
-    /// * A request is settled and refunded under the quota to which it was charged. Units that are
-    ///   settled after the key got a larger quota are forgotten if the smaller quota could not hold
-    ///   the units that were used since the change.
+    /// * A quota can keep usage up to the sum of its capacity and its [debt](Quota::max_debt). By
+    ///   default, the debt is as large as the capacity. While more than this sum is in use, a refund or
+    ///   a settlement has no effect. The rule does not know the other quotas, so it cannot choose a
+    ///   larger debt. You can choose one with [`Quota::max_debt`].
+    /// * A request is settled and refunded under the quota to which it was charged. If the key got
+    ///   a larger quota meanwhile, this smaller quota may have no room for the units that were used
+    ///   since the change. The settled units are then forgotten.
     /// * Usage is kept between quotas of rates. A rate and a [concurrency limit](Quota::concurrent)
     ///   count different things, and do not share their usage.
     ///

@@ -75,8 +75,9 @@ impl Rule {
     /// # Errors
     /// Returns an error if the name is invalid (see [`new`](Self::new)) or is the name of the rule
     /// itself. Also returns an error if the quota is not a meter, if the rule has a block or a
-    /// meter already, or if it has [several quotas](Self::all_of). A request within one of these
-    /// quotas and beyond another would be counted by both the quota and the meter.
+    /// meter already, or if it has [several quotas](Self::all_of). With several quotas, a request
+    /// within one and beyond another would be counted twice: by the quota that has room, and by the
+    /// meter.
     pub fn overage(self, name: impl Into<String>, quota: Quota) -> Result<Self, ConfigError> {
         let meter = Policy::new(name, quota)?;
         if self.policies.len() > 1 && self.choose.is_none() {
@@ -107,15 +108,15 @@ impl Rule {
         if self.linked.is_some() {
             return Err(ConfigError::together(
                 policy.name(),
-                "a rule has either a block or a meter: a block counts the requests that are refused beyond the quota, \
-                 and a meter is charged for such requests instead; use two rules",
+                "a rule has either a block or a meter: a block counts requests beyond the quota that are refused, and a \
+                 meter counts requests beyond the quota that pass; use two rules",
             ));
         }
         if self.choose.is_none() && self.policies.len() > usize::from(u8::MAX) {
             return Err(ConfigError::together(
                 policy.name(),
                 &format!(
-                    "the rule has {} quotas, and a block counts the refusals of no more than {}: give the other quotas \
+                    "the rule has {} quotas, and a block counts the refusals of at most {} quotas: give the other quotas \
                      a rule and a block of their own",
                     self.policies.len(),
                     u8::MAX

@@ -88,7 +88,7 @@ struct Table<T> {
     /// The overrides of each key, in the order in which they were made.
     keys: HashMap<Key, SmallVec<[Entry<T>; 1]>, RandomState>,
     count: usize,
-    /// The number of entries at which the entries that have ended are removed.
+    /// When the table reaches this number of entries, the ended entries are removed.
     swept_at: usize,
     next: u64,
 }

@@ -10,21 +10,21 @@ impl Rule {
     /// The rule charges no request, and refuses only requests without a [key](Self::missing_key).
     /// All downloads of a key share its pace, in all processes that share the limiter's store.
     ///
-    /// * The pace is steady for every algorithm: bytes are sent in pieces that are worth 50
-    ///   milliseconds or, if such a piece would be smaller than 32 KiB, up to 150 milliseconds. The
-    ///   burst matters only if processes share the quota: each process sends at the pace until the
-    ///   burst is used up, and then the processes share the pace. A [leaky
-    ///   queue](crate::Quota::leaky_queue) has no burst. A window with the period of the pace leaves
-    ///   no room for late bytes, and slows downloads by a few percent.
-    ///   [`pace_after`](Self::pace_after) makes the beginning of a body fast.
-    /// * Over ten seconds a download gets its pace within one percent: 1, 100 and 1,000 downloads at
-    ///   100 kB/s over TCP got 1.006, 1.006 and 1.005 of it. They took a second of the processor for
-    ///   each gigabyte, as against 0.7 to 0.95 without a pace, and 26 MB of memory for all 1,000.
-    ///   (`cargo bench --bench pace` also measures nginx.)
+    /// * The pace is steady for every algorithm: units are taken in batches for 50 milliseconds or,
+    ///   if such a batch would be smaller than 32 KiB, for up to 150 milliseconds. The burst matters
+    ///   only if processes share the quota: each process sends at the pace until the burst is used
+    ///   up, and then the processes share the pace. A [leaky queue](crate::Quota::leaky_queue) has
+    ///   no burst. A window with the period of the pace leaves no room for late bytes, and slows
+    ///   downloads by a few percent. [`pace_after`](Self::pace_after) makes the beginning of a body
+    ///   fast.
+    /// * Over ten seconds a download gets its pace within one percent. At 100 kB/s over TCP, 1 and
+    ///   100 downloads got 1.006 times their pace, and 1,000 downloads got 1.005 times. Each
+    ///   gigabyte took a second of the processor, and without a pace 0.7 to 0.95 seconds. All 1,000
+    ///   downloads took 26 MB of memory. (`cargo bench --bench pace` also measures nginx.)
     /// * If the rule has [several quotas](Self::all_of), the fastest quota is the pace. A body
     ///   waits when another quota of the rule is used up.
-    /// * Downloads of a key take turns, in the order in which they wait, with equal pieces.
-    /// * A process takes the units of one piece ahead, with one call of the limiter, and refunds the
+    /// * Downloads of a key take turns, in the order in which they wait, with equal pieces of a batch.
+    /// * A process takes the units of one batch ahead, with one call of the limiter, and refunds the
     ///   unused units when the last download of the key ends or is dropped. There are at most 20
     ///   calls a second for each key. A batch that is late is larger, so the round trip to a store
     ///   does not slow the pace.
@@ -35,7 +35,7 @@ impl Rule {
     ///   by itself, or the download waits for about three seconds and ends with an error, which clients
     ///   see as a broken transfer.
     /// * Without [`Mode::Enforce`](crate::mode::Mode) nothing is paced. A changed mode or quota also
-    ///   applies to downloads under way, from their next piece on. Downloads under way and new
+    ///   applies to downloads under way, from the next batch on. Downloads under way and new
     ///   downloads share one pace. If a download waits because another quota or process has used up
     ///   the units, it goes on when a quota is raised, or the layer
     ///   [resets](crate::RateLimitLayer::reset) the key. In any case, the download asks again after
@@ -83,7 +83,7 @@ impl Rule {
         self
     }
 
-    /// Paces these bodies.
+    /// Adds bodies to those that the rule paces.
     pub(crate) fn pacing(mut self, bodies: PacedBodies) -> Self {
         self.pace = Some(self.pace.map_or(bodies, |own| own.and(bodies)));
         self.in_content_bytes()

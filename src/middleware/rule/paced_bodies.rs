@@ -14,7 +14,7 @@ impl PacedBodies {
     pub(crate) const WORDS: &[(&str, Self)] =
         &[("responses", Self::Responses), ("requests", Self::Requests), ("both", Self::Both)];
 
-    /// Returns the word of files.
+    /// Returns the word for these bodies in files of rules.
     #[cfg(feature = "rules")]
     pub(crate) fn word(self) -> &'static str {
         Self::WORDS.iter().find(|(_, bodies)| *bodies == self).map_or("", |(word, _)| word)
@@ -25,7 +25,7 @@ impl PacedBodies {
         self == Self::Both || self == bodies
     }
 
-    /// Returns these bodies and others.
+    /// Returns these bodies together with `bodies`.
     pub(super) fn and(self, bodies: Self) -> Self {
         if self == bodies { self } else { Self::Both }
     }

@@ -13,8 +13,8 @@ const PLACES: usize = 1_024;
 /// room.
 ///
 /// The quota determines the entry. The first policy of an entry stays, and is found without a lock. Later policies
-/// of an entry replace each other. No request waits for the lock of a later policy, because a policy that is not
-/// found is compiled anew.
+/// of an entry replace each other. No request waits for the lock of a later policy: if the lock is held, the
+/// request compiles its policy anew.
 pub(crate) struct PolicyCache {
     /// The policy that stands in for all policies of the cache.
     of_requests: Policy,

@@ -15,9 +15,9 @@ impl Rule {
     /// * The charge is taken before the service is called. So requests that run at the same time
     ///   cannot slip through while their outcome is unknown: with a quota of 5, at most 5 of them
     ///   are in flight.
-    /// * While requests of a key that may be refunded are in flight in this process, a refusal by a
-    ///   [block](crate::Quota::block) promises no wait, because the next request passes at once if
-    ///   they are refunded.
+    /// * While requests of a key are in flight in this process and may be refunded, a refusal by a
+    ///   [block](crate::Quota::block) promises no wait. If these requests are refunded, the next
+    ///   request passes at once.
     /// * The headers of the response report the units that remain after the refund. The layer does
     ///   not ask a remote limiter again for these units: the layer calculates `remaining`, and
     ///   reports the window of the charge.
@@ -65,16 +65,16 @@ impl Rule {
     /// * The request is settled once, when the response's body has ended or was dropped.
     /// * If too much was reserved, the excess is refunded as far as the receipt still holds it.
     ///   Units of a window that has ended are not added to the next window.
-    /// * If too little was reserved, the missing units are charged even if too few units are left, which puts the key
-    ///   into debt. Later requests wait until the debt has drained. Debt beyond
+    /// * If too little was reserved, the missing units are charged even if too few units remain. The key is then in
+    ///   debt. Later requests wait until the debt has drained. Debt beyond
     ///   [`Quota::max_debt`](crate::Quota::max_debt) is forgotten.
     /// * If no cost is reported, the request stays charged with its reservation.
     /// * An aborted request costs at least its reservation; see [`on_aborted`](Self::on_aborted).
     /// * At least one unit is reserved, even if the [cost](Self::cost) is 0. So a request passes
     ///   only while a unit is left. To reserve only this unit, use a cost of 0, and call
     ///   `usage.set(0)` for a request that turned out to be free.
-    /// * Reserve the usual or the largest cost. Requests that run at the same time do not see a
-    ///   cost beyond the reservation.
+    /// * Reserve the usual or the largest cost. While a request runs, other requests see its
+    ///   reservation, and no cost beyond it.
     /// * A response to `HEAD` ends with its head and is not aborted. The request then costs the
     ///   units that were reported until the head. So do not serve `HEAD` with a handler that
     ///   reports its cost while it sends the body.
@@ -150,10 +150,10 @@ impl Rule {
         self.in_content_bytes()
     }
 
-    /// Sets the cost of an aborted request. A request is aborted if the client disconnects, or the
-    /// service panics or returns an error, before the response's head. If the cost is settled by
-    /// usage or by the body, a request is also aborted if this happens before the response's body has
-    /// ended. The rule needs no other settlement.
+    /// Sets the cost of an aborted request. A request is aborted if, before the response's head, the
+    /// client disconnects, or the service panics or returns an error. If the cost is settled by usage
+    /// or by the body, one of these events before the end of the response's body aborts the request
+    /// as well. This setting also works in a rule without any other settlement.
     ///
     /// By default an aborted request costs at least its reservation, [`OnAborted::Keep`]. If
     /// disconnecting refunded the charge, an attacker could retry logins or start costly work
@@ -176,7 +176,7 @@ impl Rule {
         self
     }
 
-    /// Returns the units that a request holds of a [concurrency limit](crate::Quota::concurrent) when the head of its
+    /// Makes a request return its units of a [concurrency limit](crate::Quota::concurrent) when the head of its
     /// response has come. Without this setting, the request holds the units until the body has ended or was dropped, so
     /// that a stream counts as long as it lasts.
     ///

@@ -58,7 +58,8 @@ pub(crate) trait Follow: Send + Sync {
     /// Checks whether the layer's limiter supports a quota.
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota>;
 
-    /// Compiles the layer's configuration with the present quotas of its switches and rules of its source.
+    /// Compiles the layer's configuration with the present quotas of its switches and the present rules of
+    /// its source.
     fn follow(&self);
 
     /// Returns the names of the policies that the program itself gave the layer, and the names of these policies'

@@ -112,7 +112,7 @@ impl<L: Limiter> OpenTicket<L> {
     /// Returns the units of concurrency limits that are held no longer than until the response's head.
     fn release_by_head(&mut self, status: StatusCode) {
         let Some(places) = &self.ticket.places else { return };
-        // One of the holders of `places` is the request itself.
+        // The request itself is one holder of `places`. Any other holder is a handler's.
         let is_shared = || Arc::strong_count(places) > 1;
         let until_head = |at: usize| {
             let policy = self.ticket.charges.get(at).map(|charged| charged.policy);

@@ -17,7 +17,7 @@ use crate::outcome::OutcomeKind;
 /// request has a copy of the token.
 pub(crate) struct NestedToken(SmallVec<[Arc<Copies>; 2]>);
 
-/// Counts the copies of a request that no limit within a layer has refused.
+/// Counts the copies of a request, without those that a limit within the layer has refused.
 pub(crate) struct Copies(AtomicUsize);
 
 impl NestedToken {
@@ -33,8 +33,8 @@ impl NestedToken {
         copies
     }
 
-    /// Spends the token of a request that is refused, if the request carries a token and a limit
-    /// refuses it.
+    /// Spends the token of a refused request, if it carries a token and the reason for the refusal
+    /// is a limit.
     pub(crate) fn spend(extensions: &mut Extensions, refusal: OutcomeKind) {
         if !refusal.is_refunded_outside() {
             return;

@@ -49,7 +49,7 @@ pub(crate) struct OpenTicket<L: Limiter> {
 pub(crate) struct Open {
     /// The indices of the rule's charges among the charges of the request.
     pub(crate) charges: Range<usize>,
-    /// One of the rule's policies.
+    /// The index of one of the rule's policies.
     pub(crate) policy: usize,
     /// The cost that was stated or counted so far.
     pub(crate) usage: Usage,

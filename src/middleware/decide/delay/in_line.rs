@@ -6,8 +6,9 @@
 //!
 //! Some charges count refusals: the strikes of blocks, and charges to quotas that count denied requests. Each of
 //! these charges counts a refused request once, although the layer asks the limiter several times. While a request
-//! may still wait, the layer only looks at an enforced block, and takes a set with a quota that counts denied
-//! requests only after a peek at the set. For the final decision, the layer asks the limiter for all charges.
+//! may still wait, the layer only peeks at an enforced block. If a quota counts denied requests, the layer peeks
+//! at the whole set, and takes it only if the peek allows it. For the final decision, the layer asks the limiter
+//! for all charges.
 //!
 //! A message may also wait for units that become free with time. The message waits for these units in a line of the
 //! layer, and asks again at the instant that the limiter named. The message asks only when no earlier message waits for
@@ -15,8 +16,8 @@
 //!
 //! A request asks again under the quotas that are in force then.
 //!
-//! If a limiter's store counts the units of many processes, the layer polls the limiter, so it makes many calls. A
-//! call that fails does not end the wait, unless the calls after it fail as well.
+//! If a limiter's store counts the units of many processes, the layer asks the limiter again and again, which
+//! takes many calls. One failed call does not end the wait, but several failed calls in a row do.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -65,9 +66,9 @@ impl Ticket {
         self.charges.iter().any(|charged| counts_refusals(layer, charged))
     }
 
-    /// Returns the index of the charge in whose line the request waits. The request waits in the line of the first
-    /// charge that refuses it, if all refusing charges are of concurrency limits with a wait. Charges of other quotas
-    /// may also wait, for up to `rates_wait`.
+    /// Returns the index of the charge in whose line the request waits: the first charge that refuses it. Returns
+    /// `None` if a charge that refuses it allows no wait. A charge of a concurrency limit allows the wait of its
+    /// quota, and any other charge allows `rates_wait`.
     pub(crate) fn line_to_join<L: Limiter>(&self, layer: &Compiled<L>, rates_wait: Duration) -> Option<usize> {
         if self.kind != OutcomeKind::Limited {
             return None;
@@ -87,8 +88,8 @@ impl Ticket {
     }
 
     /// Returns the index of the first charge in whose line earlier messages wait for units that become free with
-    /// time. Messages with a number below `number` are earlier. If `number` is `None`, all messages in the line
-    /// are.
+    /// time. Messages with a number below `number` are earlier. If `number` is `None`, every message in the line
+    /// is earlier.
     pub(crate) fn line_ahead<L: Limiter>(&self, layer: &Compiled<L>, number: Option<u64>) -> Option<usize> {
         let asks = &layer.delays.as_ref()?.asks;
         let has_earlier = |policy: &Policy, key: &Key| match number {
@@ -188,8 +189,8 @@ impl<B, L: Limiter> InLine<B, L> {
         Self::waiting(layer, request, ticket, Duration::ZERO)
     }
 
-    /// Begins the wait of a request whose charges the line takes later, or that was refused. For quotas other
-    /// than concurrency limits, the request may wait for up to `rates_wait`.
+    /// Begins the wait of a request that was refused, or about which the limiter is first asked in line. For
+    /// quotas other than concurrency limits, the request may wait for up to `rates_wait`.
     pub(crate) fn waiting(
         layer: &Arc<Compiled<L>>,
         request: Request<B>,

@@ -1,7 +1,7 @@
 //! Requests that wait for their departures from leaky queues.
 //!
-//! A request waits before the service is called, and holds no service while it waits: the layer drops the
-//! service that was ready, and makes a clone of it ready when the request departs.
+//! A request waits before the service is called, and holds no service meanwhile. The layer drops the
+//! service that was ready. When the request departs, the layer makes a clone of that service ready.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -24,9 +24,9 @@ use crate::middleware::ticket::{Charged, Ticket, effect_of};
 use crate::policy::Policy;
 
 impl Ticket {
-    /// Returns a place in the waiting room if the request has to wait. If the maximum number of requests wait already,
-    /// there is no place, and the request is refused. The units that the request took are refunded, and the queue that
-    /// made it wait is reported as over the limit until the request would have departed.
+    /// Returns a place in the waiting room if the request has to wait, and otherwise `None`. If the maximum number of
+    /// requests wait already, refuses the request and returns `None`. The refused request's units are refunded, and
+    /// the queue that made it wait is reported as over the limit until the request would have departed.
     #[inline]
     pub(crate) fn place_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<Counted> {
         let delays = layer.delays.as_ref()?;
