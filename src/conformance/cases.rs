@@ -306,7 +306,7 @@ cases! {
     }
 
     /// Names and keys have states of their own, even if they look alike or make equal texts when joined.
-    #[fix = "compare whole names and whole keys; if you join a name and a key into one text, add their lengths, or a hash of both"]
+    #[fix = "compare whole names and keys; if you join the two into one text, add their lengths, or a hash of both"]
     async fn names_and_keys_that_look_alike_are_apart(bench) {
         let mut pairs: Vec<(String, Key)> = vec![
             ("name".to_owned(), key("key")),

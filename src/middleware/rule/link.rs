@@ -108,16 +108,16 @@ impl Rule {
         if self.linked.is_some() {
             return Err(ConfigError::together(
                 policy.name(),
-                "a rule has either a block or a meter: a block counts requests beyond the quota that are refused, and a \
-                 meter counts requests beyond the quota that pass; use two rules",
+                "a rule has either a block or a meter: a block counts requests beyond the quota that are refused, and \
+                 a meter counts requests beyond the quota that pass; use two rules",
             ));
         }
         if self.choose.is_none() && self.policies.len() > usize::from(u8::MAX) {
             return Err(ConfigError::together(
                 policy.name(),
                 &format!(
-                    "the rule has {} quotas, and a block counts the refusals of at most {} quotas: give the other quotas \
-                     a rule and a block of their own",
+                    "the rule has {} quotas, and a block counts the refusals of at most {} quotas: give the other \
+                     quotas a rule and a block of their own",
                     self.policies.len(),
                     u8::MAX
                 ),
