@@ -8,7 +8,7 @@ use crate::base::sync::{Mutex, contained, lock};
 use crate::error::labelled;
 
 labelled! {
-    /// The treatment of a request that is over the quota of a rule, or that lacks the key which the rule needs.
+    /// The treatment of a request that is over the quota of a rule, or that has no key for the rule.
     ///
     /// The mode does not change how the quota decides: a policy that is alone in its layer makes the same decisions in
     /// every mode. A request that passes is charged to every policy that has room for it. A request that an enforcing

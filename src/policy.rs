@@ -158,9 +158,10 @@ impl Policy {
 
     /// Makes one policy for each part of a rule.
     ///
-    /// In a rule `api`, a part with a name is `api-burst` in headers and in the store. In headers, a part without a
-    /// name is named after its quota, such as `api-60-per-minute`. In the store, a part without a name is named after
-    /// its place in the list: `api`, then `api-quota-2`. Therefore a part keeps its usage when its quota changes.
+    /// In a rule `api`, a part with the name `burst` is `api-burst` in headers and in the store. In headers, a part
+    /// without a name is named after its quota, such as `api-60-per-minute`. In the store, a part without a name is
+    /// named after its place in the list: `api`, then `api-quota-2`. Therefore a part keeps its usage when its quota
+    /// changes.
     pub(crate) fn each<P: Into<Part>>(
         name: &str,
         parts: impl IntoIterator<Item = P>,

@@ -189,7 +189,8 @@ impl PairAlgorithm for FixedWindow {
         let most = self.limit + self.debt;
         let bound = if force || cost == 0 || self.unlimited { UNBOUNDED } else { self.limit };
         let (epoch, count_denied) = (u64::from(self.anchor == Anchor::Epoch), u64::from(self.count_denied));
-        // A calendar's window depends on the server's time, so the window is added when the call is made.
+        // The open window of a calendar depends on the time of the Redis server, so the window is added when
+        // the call is sent.
         let period_us = if self.calendar.is_some() { 0 } else { self.period_us };
         numbers(&[cost.min(most + 1), bound, self.limit, most, period_us, epoch, count_denied])
     }

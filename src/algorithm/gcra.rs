@@ -210,7 +210,8 @@ impl<N: Parts> Gcra<N> {
                 return GcraVerdict::Denied { met, retry_us: fits.then(|| after.us_beyond(&self.capacity)) };
             }
             if after.parts > self.ceiling.parts {
-                // The state does not keep units beyond the allowed debt, so a refund does not return them either.
+                // The state does not keep units beyond the allowed debt, so the receipt does not hold them
+                // either.
                 after = self.ceiling;
                 units = (after.parts - met.parts).floor(self.p);
             }
@@ -384,7 +385,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
     fn is_behind(&self, state: Pair, now: u64, own: Pair) -> bool {
         let num = |pair: Pair| pair.n.min(self.l.get() - 1);
         let is_later = (own.at, num(own)) < (state.at, num(state));
-        // A slot of the queue may end within this microsecond.
+        // A slot that ends within this microsecond is still ahead, by its numerator.
         let is_ahead = (own.at, num(own)) > (now, 0);
         self.queue.is_some() && is_ahead && is_later && !self.backlog(Some(state), now).1
     }

@@ -140,7 +140,7 @@ impl PairAlgorithm for StepBucket {
         let Next::Set(full) = next else {
             return Transition { decision, next }; // a closed quota: nothing was taken
         };
-        // The state does not keep units beyond the allowed debt, so a refund does not return them either.
+        // The state does not keep units beyond the allowed debt, so the receipt does not hold them either.
         Transition { decision: decision.receipted(missing - level.missing, full.at, full.n), next }
     }
 

@@ -213,8 +213,8 @@ mod with {
             if let Some(known) = Self::known(&KNOWN.lock().unwrap_or_else(PoisonError::into_inner), name) {
                 return Ok(known);
             }
-            // Looks the zone up without the lock, because the look-up may read files. The system's time-zone database
-            // may be missing, or may lack the older names.
+            // Looks the zone up without the lock, because the look-up may read files. Falls back to the built-in
+            // database, because the system's time-zone database may be missing or may lack the older names.
             let zone = TimeZone::get(name).or_else(|_| BUILT_IN.get(name)).map_err(|_| UnknownZone::NotFound)?;
             let name = zone.iana_name().ok_or(UnknownZone::NotFound)?;
             let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -413,8 +413,8 @@ impl<S: Store> Bench<'_, S> {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let loaded = self.load(&names).await?;
             for (key, made) in made.iter().enumerate() {
-                // It is possible that no swap of a key is made: a swap of several keys is also refused if another swap
-                // has changed one of its other keys.
+                // Possibly no swap of a key is made, because a swap of two keys is also refused if another swap has
+                // changed the second key.
                 ensure(made.len() <= 1, format!("{} of {RIVALS} swaps of one key were made", made.len()))?;
                 let expected = made.first().or(before[key].as_ref());
                 ensure(loaded[key].as_ref() == expected, (&loaded[key], "expected", expected))?;

@@ -335,7 +335,8 @@ fn calendar_item(
     clock: &dyn Clock,
 ) -> Option<HeaderValue> {
     let end = clock.now().as_micros().saturating_add(view.decision.window_us).min(CLOCK_US_MAX);
-    // The limiter's clock may differ from `clock` by up to half of a window.
+    // Looks half of a window before the end, so that the right window is found although the limiter's clock
+    // may differ from `clock` by up to this time.
     let window = windows.at(end.saturating_sub(windows.shortest_us() / 2));
     let mut text = Text::new();
     let advertised = Advertised::new(view.policy.quota()).within(window.length);

@@ -541,7 +541,7 @@ impl PolicyPart {
         match self.linked {
             // A concurrency limit gets its units back when the request ends, after any response.
             None if policy.limits_in_flight() => None,
-            // A block counts refusals, and a refusal is never undone.
+            // A block counts refusals, and no response undoes a refusal.
             Some(LinkedRole::Block) => None,
             // A meter counts the cost that its rule charges, so the rule's settlement also applies to the meter.
             None | Some(LinkedRole::Meter) => Some(&rule.settlement),

@@ -132,7 +132,8 @@ impl<B: Body, R> Discarding<B, R> {
         let is_over = read_frames(this.body.as_mut(), this.left, cx);
         let is_over = is_over || this.discard.timer.now() >= *this.until || {
             if this.sleep.is_none() {
-                // The timer is the application's code, and Tokio's panics in a runtime without a time driver.
+                // The timer is the application's code, and Tokio's timer panics in a runtime without a time
+                // driver.
                 contained(|| *this.sleep = Some(this.discard.timer.sleep_until(*this.until)));
             }
             match this.sleep {

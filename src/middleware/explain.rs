@@ -17,8 +17,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// the request. A limiter that fails may report the failure to its own observer.
     ///
     /// The explanation follows the quotas, and not the limiter's own state. So a limiter in memory that is
-    /// [full](crate::limiter::memory) may refuse a request with a new key, although it passes by the explanation.
-    /// Units that a process has leased from Redis count as used.
+    /// [full](crate::limiter::memory) may refuse a request with a new key, although the explanation says that it
+    /// passes. Units that a process has leased from Redis count as used.
     ///
     /// The program's own closures run as for any other request. The request needs everything that these closures
     /// read: the extensions that other middleware puts into requests, and the client's address, as a

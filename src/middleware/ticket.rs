@@ -278,7 +278,8 @@ impl Ticket {
     pub(super) fn settle<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, units: u64, is_reported: bool) {
         debug_assert!(at < self.charges.len(), "the ticket has a charge with this index");
         let Some(charged) = self.charges.get_mut(at) else { return };
-        // A charge without a receipt took nothing: it only observes, or the request was charged to its meter instead.
+        // A charge without a receipt took nothing: its rule let the denied request pass, or the request was charged
+        // to the rule's meter instead.
         let Some(receipt) = charged.decision.take_receipt() else { return };
         let taken = receipt.units();
         match units.cmp(&taken) {

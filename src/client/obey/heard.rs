@@ -33,7 +33,8 @@ impl Heard {
         let grpc = headers.get("grpc-status").map(|code| code.as_bytes());
         let is_refusal = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
             || matches!(grpc, Some(RESOURCE_EXHAUSTED | UNAVAILABLE));
-        // In a response that is no error, `Retry-After` says when a job is done, or when to follow a redirect.
+        // `Retry-After` is a wait for requests only in an error. In other responses it says when a job is
+        // done, or when to follow a redirect.
         let is_error = status.as_u16() >= 400 || grpc.is_some_and(|code| code != OK);
         let wait = if is_error { advice.wait().duration() } else { advice.latest_reset() };
         let requests = || advice.policies().iter().filter(|policy| policy.unit().is_none_or(|unit| unit == "requests"));

@@ -132,7 +132,7 @@ const KEYS: usize = 10_000;
 ///
 /// Put the layer inside the layer that follows redirects, because a redirect may lead to another origin.
 /// Put the layer outside of a concurrency limit, so that a waiting request holds no permit of that
-/// limit. If this layer does not send a request, what an outer layer has charged for it stays charged.
+/// limit. This layer does not refund what an outer layer has charged for a request that is not sent.
 ///
 /// # Cost
 ///
