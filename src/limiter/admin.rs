@@ -55,9 +55,9 @@ impl<L: Limiter> Blocks<L> {
     }
 
     /// Adds strikes to a key. Returns how long the key is now closed, or `None` if it is open. Strikes
-    /// on a closed key do not prolong the block, unless the quota [counts
-    /// them](crate::quota::Quota::count_denied). But strikes on a closed key count if earlier strikes
-    /// are refunded: the key stays closed if the strikes that are left would have closed it.
+    /// on a closed key do not prolong the block, unless the quota [counts them](crate::quota::Quota::count_denied).
+    /// But the limiter remembers these strikes. After a refund of earlier strikes, the key stays closed if the
+    /// strikes that remain would have closed it.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -93,10 +93,10 @@ impl<L: Limiter> Blocks<L> {
     /// Opens a key and forgets its strikes and earlier blocks. With Redis or another store, other processes remember
     /// denials, and may continue to refuse the key for about a second.
     ///
-    /// All other policies keep the units that the key has used, so the key's next request may be
-    /// refused again. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) opens the blocks of a
-    /// layer and resets its quotas. On a [status page](crate::guide::observing#a-status-page),
-    /// operators can open blocks and reset quotas.
+    /// The units that the key has used under other policies stay used, so the key's next request may be refused
+    /// again. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) opens the blocks of a layer and resets its
+    /// quotas. On a [status page](crate::guide::observing#a-status-page), operators can open blocks and reset
+    /// quotas.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -175,13 +175,14 @@ impl<L: Limiter> Meters<L> {
         Ok(decision.charges().first().map_or(0, |told| told.limit().saturating_sub(told.remaining())))
     }
 
-    /// Subtracts `units` from the count of a key. The units that were counted after `units` was read are kept.
+    /// Subtracts `units` from the count of a key, for example the [usage](Self::usage) that you have read. Units
+    /// that were counted since then are kept.
     ///
     /// # Errors
     /// Returns the limiter's error.
     pub async fn settle(&self, key: &Key, units: u64) -> Result<(), L::Error> {
-        // The receipt has the latest possible instant, so the refund subtracts units as long as the meter has units
-        // to subtract.
+        // A refund has no effect after the instant of its receipt. This receipt has the latest possible instant, so
+        // its refund always subtracts the units that the meter has.
         let receipt = Receipt::new(units, crate::base::time::CLOCK_US_MAX, 0);
         self.limiter.refund(vec![Refund::new(self.policy.clone(), key.clone(), receipt)]).await
     }
@@ -202,7 +203,7 @@ fn only(policy: &Policy, algorithm: Algorithm) -> Result<(), ConfigError> {
     Err(ConfigError::new(
         ConfigErrorKind::NotAnOption,
         format!(
-            "{:?} has the quota \"{}\", which has another algorithm: use Quota::{algorithm}",
+            "{:?} has the quota \"{}\" of another algorithm: use Quota::{algorithm}",
             policy.name(),
             policy.quota()
         ),

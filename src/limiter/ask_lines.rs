@@ -11,13 +11,13 @@
 //! otherwise slow each line down.
 //!
 //! Several callers ask at the same time if the last decision left enough units for all of them. With one
-//! caller at a time, a remote limiter would be asked only once per round trip. Before the first decision, the
-//! line assumes that the whole capacity is left. So a thousand callers that arrive at once do not make a
-//! thousand calls.
+//! caller at a time, a remote limiter would be asked only once per round trip. Before the first decision, the line
+//! assumes that the whole capacity is left. So if a thousand callers arrive at once, only as many ask as the capacity
+//! has units for.
 //!
-//! If a call fails, two more callers ask at once; if both of their calls fail, four more ask. So the waits of
-//! a thousand callers end after ten failed round trips, and one lost connection does not cause a thousand
-//! calls. If a call fails only because the limiter is overloaded, one more caller asks.
+//! If a call fails, its caller gets the error, and two more callers ask at once. If both of their calls fail, four more
+//! ask. So a thousand callers have their errors after ten failed round trips, and one lost connection does not cause a
+//! thousand calls. If a call fails only because the limiter is overloaded, one more caller asks.
 //!
 //! # Changes meanwhile
 //!
@@ -49,13 +49,13 @@ use crate::policy::Policy;
 /// after this time, the third after twice this time.
 const PATIENCE_US: u64 = 50_000;
 
-/// The time after which an unanswered call to the limiter no longer keeps the next caller from asking.
+/// The time for which the next caller waits for the answer to a call under way, before it asks, too.
 const UNANSWERED_US: u64 = 1_000_000;
 
 /// The longest time until the first caller asks the limiter again.
 const RECHECK_US: u64 = 10_000_000;
 
-/// The time for which a caller further back waits for the foremost callers to ask.
+/// If none of the foremost callers asks within this time, a caller behind them asks.
 const LONG_PATIENCE_US: u64 = 10_000_000;
 
 /// The lines of all keys. A key has a line only while a caller waits in it.
@@ -93,7 +93,7 @@ struct AskLine {
     spare: u64,
     /// The number of callers that may ask at once, because calls have failed.
     released: u64,
-    /// The round trip of the calls that were answered later, see [`AskLine::measure`].
+    /// The usual round trip of calls that the limiter does not answer at once, see [`AskLine::measure`].
     trip_us: Option<u64>,
 }
 
@@ -109,7 +109,7 @@ struct Asking {
 }
 
 impl AskLines {
-    /// Returns whether no caller waits in any line.
+    /// Returns `true` if no caller waits in any line.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) == 0
@@ -260,8 +260,8 @@ impl AskLine {
         self.released = self.released.saturating_sub(1);
     }
 
-    /// Notes that a call of a caller begins which the limiter does not answer at once. A caller may send two calls, one
-    /// after the other, and the second one is measured.
+    /// Notes that a caller's call begins now, and that the limiter does not answer it at once. If a caller sends two
+    /// calls, one after the other, the second call is measured.
     fn note_sent(&mut self, turn: u64, now_us: u64) {
         if let Some(asking) = self.asking.get_mut(&turn) {
             (asking.is_sent, asking.since_us) = (true, now_us);
@@ -269,7 +269,7 @@ impl AskLine {
     }
 
     fn pass_first_over(&mut self, wakers: &mut Wakers) {
-        // `pop_first` wakes the caller: it is passed over, but may still poll.
+        // `pop_first` wakes the caller, which is back in its position in the line as soon as it polls.
         if let Some((turn, cost)) = self.waiters.pop_first(wakers) {
             self.passed_over.insert(turn, cost);
         }
@@ -305,11 +305,12 @@ impl AskLine {
         let Some(asking) = self.asking.remove(&turn) else { return };
         self.waiters.add(turn, asking.cost);
         (self.spare, self.released) = (0, 0);
-        // A limiter that remembers a denial does so until the end of the wait, so no call has to be sent before that.
+        // An answer at once may be a remembered denial. The limiter repeats it until the wait is over, so an earlier
+        // call would be denied again.
         let trip_us = if asking.is_sent { self.measure(asking, now_us) } else { 0 };
         let left_us = wait_us.saturating_sub(trip_us);
-        // The wait is zero only after an outdated answer, because a wait of zero after any other answer would make
-        // this a busy loop.
+        // The wait is zero only after an outdated answer. If it could be zero after any other answer, this would be a
+        // busy loop.
         let wait_us = if asking.is_outdated { 0 } else { left_us.clamp(1, RECHECK_US) };
         self.due_us = now_us.saturating_add(wait_us);
     }
@@ -329,12 +330,12 @@ impl AskLine {
             now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us).min(RECHECK_US) });
     }
 
-    /// Measures the round trip of a call that was answered later. Returns the part of the limiter's wait that will have
-    /// passed when a call that is sent now arrives.
+    /// Measures the round trip of a call that the limiter did not answer at once. Returns the usual round trip, by
+    /// which the next call has to be sent before the wait ends.
     ///
-    /// A call that asks too early costs a whole round trip. So the measure falls to a shorter round trip at
-    /// once, and rises to a longer one slowly. A call that failed is not measured, and neither is an
-    /// answer at once, such as a remembered denial.
+    /// A call that asks too early costs a whole round trip. So the usual round trip falls to a shorter one at once, and
+    /// rises to a longer one slowly. Calls that failed are not measured. Answers at once, such as remembered denials,
+    /// are not measured either.
     fn measure(&mut self, asking: Asking, now_us: u64) -> u64 {
         let took_us = now_us.saturating_sub(asking.since_us);
         let usual_us = self.trip_us.map_or(took_us, |usual_us| usual_us + took_us.saturating_sub(usual_us) / 8);
@@ -379,8 +380,8 @@ impl AskTurn {
     /// Joins the line of a key, and stays in it until `until_us` at the latest. A caller from another line keeps the
     /// `number` that it had there, and stays behind the callers with lower numbers.
     ///
-    /// If the line is empty, the caller asks at once, even if the limiter has just denied it. Units that came back
-    /// between the denial and this call have woken nobody.
+    /// If the line is empty, the caller asks at once, even if the limiter has just denied it, because units that came
+    /// back since the denial have woken nobody.
     pub(crate) fn join(
         lines: &Arc<AskLines>,
         timer: &Arc<dyn Timer>,

@@ -35,7 +35,7 @@ pub struct Charge<'a> {
     pub policy: &'a Policy,
     /// The key.
     pub key: &'a Key,
-    /// The units to take. A cost of 0 only looks.
+    /// The units to take. With cost 0, the limiter only looks at the state.
     pub cost: u64,
     /// The effect that a denial of this charge has on the set.
     pub effect: Effect,
@@ -96,7 +96,7 @@ pub struct Refund {
 }
 
 impl Refund {
-    /// Makes a refund of the units that `receipt` still holds of a charge to (policy, key).
+    /// Makes a refund of the units that the receipt of a charge to (policy, key) still holds.
     #[must_use]
     pub fn new(policy: Policy, key: Key, receipt: Receipt) -> Self {
         Self { policy, key, receipt }

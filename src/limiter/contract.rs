@@ -32,10 +32,10 @@ use crate::store_load::StoreLoad;
 ///   [enforced](crate::limiter::Effect::Enforce) charge is allowed. [`Atomicity`] says how strictly a limiter
 ///   keeps to all or nothing.
 /// * **A denied set changes nothing.** The exceptions are quotas that
-///   [count denied](crate::Quota::count_denied) requests, and charges
-///   [on refusal](crate::limiter::Effect::OnRefusal). These exceptions are written in the same step as the
-///   decision, or right after the decision if the limiter is `Compensated`. If the set is denied but the quota
-///   of a charge allows that charge, the answer reports the state of this quota, and nothing is taken.
+///   [count denied](crate::Quota::count_denied) requests, and charges [on refusal](crate::limiter::Effect::OnRefusal).
+///   The limiter writes their states in the same step as the decision, or right after the decision if the limiter is
+///   `Compensated`. If the set is denied but the quota of a charge allows that charge, the answer reports the state of
+///   this quota, and nothing is taken.
 /// * **The answer** has one [`ChargeDecision`] for each charge, in order, and a receipt for each charge that
 ///   took something. The charges of a set are for different (policy, key) pairs, because the caller adds up
 ///   the charges for equal pairs. If two charges of a set have an equal pair, the limiter may answer
@@ -50,7 +50,7 @@ use crate::store_load::StoreLoad;
 /// * **Now or later.** A limiter that knows the answer returns [`Reply::Now`], and no future is made. A
 ///   remote limiter encodes the charges before it returns [`Reply::Later`], because the limiter borrows the
 ///   charges for the call only.
-/// * **Cancel safety.** A future of `take` that is dropped leaves at most its own charges behind, and should
+/// * **Cancel safety.** If a future of `take` is dropped, at most its own charges stay taken, and the limiter should
 ///   refund these charges. A future that was never polled should leave no charge.
 /// * **Held futures.** A future that was polled and is not polled again delays no other caller.
 /// * No caller can make the limiter panic, hang, or use memory without bound.
@@ -83,8 +83,8 @@ pub trait Limiter: Send + Sync + 'static {
     ///
     /// A refund to a [leaky queue](crate::Quota::leaky_queue) has no effect while another request is queued behind
     /// the refunded request, because that other request has already been promised its departure time. The limiters of
-    /// this crate keep such a refund, and apply the refund after all requests behind it are refunded too. Each
-    /// limiter keeps at most 4,096 such refunds.
+    /// this crate keep such a refund, and apply it as soon as all requests behind the refunded request are refunded
+    /// too. Each limiter keeps at most 4,096 such refunds.
     ///
     /// A refund never removes more usage than its receipt holds, even if the key has since been charged under a larger
     /// quota of the policy. If the key has more units in use than the refund's quota can store, the refund has no

@@ -109,7 +109,7 @@ impl DepartureLines {
     }
 
     /// Returns the receipt of the request's slot if the request may depart. Otherwise returns `Err` with the instant
-    /// until which the request sleeps, unless the request is woken earlier.
+    /// at which the request has to poll again, if nothing wakes it earlier.
     fn poll(&self, turn: &DepartureTurn, now_us: u64, waker: &Waker) -> Result<Option<Receipt>, u64> {
         let waker = waker.clone();
         let polled = self.with_line(turn, now_us, |line, wakers| match line.departed.remove(&turn.number) {
@@ -155,7 +155,7 @@ impl DepartureLines {
         }
     }
 
-    /// Releases the waiters that are due, and then changes a request's line.
+    /// Releases the waiters of the turn's line that are due, and then calls `change` with this line.
     fn with_line<T>(
         &self,
         turn: &DepartureTurn,
@@ -223,8 +223,8 @@ impl DepartureTurns {
         }
     }
 
-    /// Leaves the lines. `refund` is called as in [`DepartureLines::decline`], and also gets the index of a
-    /// charge to the queue.
+    /// Leaves the lines. For each line, `refund` is called as in [`DepartureLines::decline`]. It also gets the index
+    /// of the request's charge that has its turn in this line.
     pub(crate) fn leave(&mut self, lines: &DepartureLines, timer: &dyn Timer, refund: impl Fn(usize, Vec<Receipt>)) {
         let mut now_us = 0;
         contained(|| now_us = time_of(timer).unwrap_or(0)); // the timer is the application's code
@@ -288,8 +288,8 @@ impl DepartureLine {
             wakers.to_drop.push(waker);
             return None;
         };
-        // A waiter that is not among the foremost keeps its timer, unless the last slot of the line departs before the
-        // timer fires.
+        // A waiter that is not among the foremost does not know its slot. It keeps its timer, or sets the timer to the
+        // departure of the last waiter's slot if that is earlier.
         let keeps = position.is_none() && armed_us > now_us;
         let until_us = if keeps { armed_us.min(slot.departs_us) } else { slot.departs_us };
         self.waiters.sleep(number, until_us, waker, wakers);

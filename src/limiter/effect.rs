@@ -40,7 +40,7 @@ pub enum Effect {
     },
 }
 
-/// Returns whether the charge at index `at` denies its set if it is denied itself.
+/// Returns whether a denial of the charge at index `at` denies its set.
 pub(crate) fn binds(charges: &[impl Effective], at: usize) -> bool {
     debug_assert!(at < charges.len(), "the set has a charge with this index");
     let Some(charge) = charges.get(at) else { return false };
@@ -56,8 +56,8 @@ pub(crate) fn binds(charges: &[impl Effective], at: usize) -> bool {
     }
 }
 
-/// Returns whether the charge at index `at` is written although its set is denied. `denied` says
-/// whether the charge was denied itself.
+/// Returns whether the charge at index `at` is written although its set is denied. `denied` says whether the charge
+/// itself was denied.
 pub(crate) fn outlives_refusal(charges: &[impl Effective], at: usize, denied: bool) -> bool {
     debug_assert!(at < charges.len(), "the set has a charge with this index");
     let Some(charge) = charges.get(at) else { return false };
@@ -68,8 +68,8 @@ pub(crate) fn outlives_refusal(charges: &[impl Effective], at: usize, denied: bo
     }
 }
 
-/// Returns whether a denied set reports the unchanged state of a quota for the charge at index `at`: the quota
-/// allows the charge, and nothing is written.
+/// Returns whether the charge at index `at` of a denied set is reported with the unchanged state of its quota. This
+/// is so if the quota allows the charge, and nothing is written.
 pub(crate) fn stands(charges: &[impl Effective], at: usize, denied: bool) -> bool {
     !denied && !outlives_refusal(charges, at, denied)
 }

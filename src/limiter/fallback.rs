@@ -26,8 +26,8 @@ use crate::quota::Quota;
 ///
 /// The second limiter is asked with every quota divided by the number of processes
 /// ([`Quota::share`](crate::quota::Quota::share)), because each process then counts for itself. While the
-/// first limiter is away, all processes together admit in each period at most the quota, or one unit for each
-/// process if that is more. The units that the first limiter had admitted before are not part of this maximum.
+/// first limiter is away, all processes together admit in each period at most the quota, or one unit for each process
+/// if that is more. This maximum does not include the units that the first limiter admitted before it failed.
 ///
 /// The second limiter is also asked when a burst [overloads](Limiter::is_overload) the first. In such a burst,
 /// requests may take the second limiter's share of each quota in addition to the units that the first limiter admits.
@@ -82,8 +82,8 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     }
 
     /// Adds an observer. The observer gets a [`FellBack`](LimiterEvent::FellBack) for each request that the second
-    /// limiter decides in place of the first, and a [`Failed`](LimiterEvent::Failed) for each other call to the first
-    /// limiter that fails: a peek, a settlement, a refund or a reset. The observers of
+    /// limiter decides in place of the first, and a [`Failed`](LimiterEvent::Failed) for each failed call of another
+    /// kind to the first limiter: a peek, a settlement, a refund or a reset. The observers of
     /// [layers](crate::RateLimitLayer::observer) get these events anyway.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {

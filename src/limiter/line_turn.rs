@@ -33,8 +33,8 @@ impl LineTurn {
     }
 
     /// Returns whether the wait goes on after `failures` calls in a row have failed. The wait goes on only in
-    /// a line whose first waiter polls the limiter, because otherwise nothing would wake the first waiter
-    /// again.
+    /// a line whose first waiter asks again without being woken. In any other line, nothing would wake the
+    /// first waiter after its call has failed.
     pub(crate) fn outlasts(&self, failures: u32) -> bool {
         matches!(self, Self::Places(turn) if turn.is_polled() && failures <= FAILED_POLLS_MAX)
     }

@@ -7,7 +7,7 @@
 //! * [`FallbackLimiter`] asks a second limiter while the first one fails.
 //! * [`BoxLimiter`] hides the type of a limiter, so that it can be chosen at run time.
 //! * [`Ready`] lets callers wait until a limiter admits them.
-//! * [`Blocks`] and [`Meters`] close, open, read and settle keys by hand.
+//! * [`Blocks`] closes and opens keys by hand. [`Meters`] reads and settles the units of keys.
 //!
 //! The guide has pages on [Redis and failures](crate::guide::redis_and_failures) and on
 //! [writing a limiter of your own](crate::guide::writing_a_backend).

@@ -135,8 +135,8 @@ pub(crate) trait AnyPlaces: Send + Sync {
     /// Returns whether anything is held.
     fn holds_any(&self) -> bool;
 
-    /// Returns to the limiter the units of the charges for which `is_over` returns true, unless `is_shared` returns
-    /// true. The result says whether any units are still held.
+    /// Does nothing if `is_shared` returns true. Otherwise returns units to the limiter: those of the charges for
+    /// which `is_over` returns true. The result says whether any units are still held.
     fn release(&self, is_over: &dyn Fn(usize) -> bool, is_shared: &dyn Fn() -> bool) -> bool;
 }
 

@@ -200,14 +200,14 @@ impl PlaceLines {
         self.0.buckets.get((hash >> 58) as usize).unwrap_or(first) // 6 bits
     }
 
-    /// Returns whether no request waits for a key. See [`is_empty`](Self::is_empty).
+    /// Returns `true` if no request waits for a key. See [`is_empty`](Self::is_empty).
     #[inline]
     pub(crate) fn has_no_line(&self, policy: &Policy, key: &Key) -> bool {
         self.is_empty() || self.bucket(policy.name_fingerprint(), key).load(Ordering::Relaxed) == 0
     }
 
-    /// Returns whether no request waits in any line. This method is faster than
-    /// [`holds_back`](Self::holds_back), but a limiter must hold the lock of the key's state during the call.
+    /// Returns `true` if no request waits in any line. This method is faster than [`holds_back`](Self::holds_back),
+    /// but a limiter must hold the lock of the key's state during the call.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -215,9 +215,9 @@ impl PlaceLines {
         self.0.waiting.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns whether a request waits for the policy and key of a charge and came before the charge's request.
-    /// The limiter denies such a charge, with an [unknown](crate::Wait::Unknown) wait and no units left, unless
-    /// its cost is 0 or it is [forced](super::Effect::Force).
+    /// Returns whether a request that came before a charge's request waits for the charge's policy and key. If so,
+    /// the limiter denies the charge, with an [unknown](crate::Wait::Unknown) wait and no units left. Only a charge
+    /// with cost 0 or a [forced](super::Effect::Force) charge is decided as usual.
     #[must_use]
     pub fn holds_back(&self, charge: &Charge<'_>) -> bool {
         if self.has_no_line(charge.policy, charge.key) {

@@ -1,8 +1,8 @@
 //! Refunds to leaky queues, in any order.
 //!
 //! A queue accepts the refund of a slot only while no later slot is taken. But requests leave in any order, and the
-//! check of a later request may still be under way. So a refund that finds a later slot taken is kept. A kept
-//! refund is made together with the refund of the slot right behind the slot of the kept refund.
+//! check of a later request may still be under way. So a refund that finds a later slot taken is kept. When the slot
+//! right behind its slot is refunded, both refunds are made together.
 //!
 //! Each queue has one refund under way at a time. While a refund is under way, further refunds of the queue wait, and
 //! are then sent newest first. Refunds of adjacent slots are sent together, as the refund of one charge. If a store
@@ -67,8 +67,8 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         Self(Mutex::new(Queues { queues: HashMap::new(), kept: 0, none_ends_before: LAST }))
     }
 
-    /// Adds a refund. Returns whether the queue had no refund under way. If the result is `true`, the caller
-    /// has to call [`next`](Self::next).
+    /// Adds a refund. Returns `true` if the queue has no other refund under way. The caller then has to call
+    /// [`next`](Self::next).
     pub(super) fn add(&self, queue: Q, refund: Refund, caller: C) -> bool {
         let mut queues = self.lock();
         let was_refunding = std::mem::replace(&mut queues.queues.entry(queue).or_default().is_refunding, true);

@@ -322,7 +322,7 @@ struct ReadyCaller<'a, L> {
     denied: Option<ChargeDecision>,
     /// The caller's deadline on the timer, if the caller waits.
     until: Option<Duration>,
-    /// The number of times that the limiter denied the caller for an unknown time.
+    /// The number of times that the limiter denied the caller without naming a wait.
     unknown_waits: u32,
     /// The number of calls in a row that have failed.
     failures: u32,
@@ -347,7 +347,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         reply.await
     }
 
-    /// Puts a caller whose call is under way into its line. Units of a concurrency limit have other lines.
+    /// Puts a caller whose call is under way into its line. A caller for units of a concurrency limit joins a line
+    /// only after a denial.
     fn begin_turn(&mut self) {
         if self.first.policy.limits_in_flight() {
             return;
@@ -395,8 +396,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         Ok((timer, until))
     }
 
-    /// Joins a line. `wait` is the wait that the limiter named if it denied the caller. The limiter names no
-    /// wait for units of a concurrency limit.
+    /// Joins a line. If the limiter denied the caller, `wait` is the wait that it named: [`Wait::Unknown`] for units
+    /// of a concurrency limit.
     fn join(&mut self, wait: Wait) -> Result<(), NotReady> {
         let (ready, Charge { policy, key, cost, .. }) = (self.ready, *self.first);
         let lines = ready.limiter.hooks().place_lines().filter(|_| policy.limits_in_flight() && wait == Wait::Unknown);
@@ -448,8 +449,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
                 self.turn = Some(LineTurn::Asks(turn));
             }
             Some(turn @ LineTurn::Places(_)) if wait == Wait::Unknown => self.turn = Some(turn),
-            // A caller without a turn joins a line. If the limiter returns a known wait to a caller in a line for
-            // places, another charge of the set is denied, and the caller changes to another line.
+            // A caller without a turn joins a line. A caller in a line for places gets a known wait only if another
+            // charge of its set is denied. The caller then changes to a line in which it asks again after that wait.
             Some(LineTurn::Places(_)) | None => self.join(wait)?,
         }
         Ok(())
@@ -550,7 +551,7 @@ impl<L: Limiter> HeldDecision<'_, L> {
         self.turns.poll(lines, timer, depart, cx)
     }
 
-    /// Refunds what a caller took from queues whose departures it does not wait for. The lines make these
+    /// Refunds what a caller took from queues, if the caller does not wait for the departures. The lines make these
     /// refunds in the order that the queues need.
     fn decline(&mut self) {
         let (ready, charges) = (self.ready, self.charges);

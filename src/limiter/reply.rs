@@ -13,8 +13,8 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A limiter's answer: known now, or later through a future.
 ///
-/// `.await` returns the answer in both cases. If a reply is dropped, the limiter may have done
-/// nothing, because a limiter may do its work only when the reply's future is polled. Only
+/// `.await` returns the answer in both cases. A limiter may do its work only when the reply's
+/// future is polled. So if a reply is dropped, the limiter has possibly done nothing. Only
 /// [`refund`](crate::limiter::Limiter::refund) and [`settle`](crate::limiter::Limiter::settle) take
 /// effect even if their reply is dropped without a poll.
 ///

@@ -48,9 +48,8 @@ impl States {
         hold.is_held_back = holds_units(charge) && self.place_lines.holds_back(charge);
     }
 
-    /// Locks and reads the state of a key, and writes what `decide` changes if there is room. Returns what
-    /// `decide` returns, and whether there was room. `hold` and `decide` are called again if the table has to
-    /// grow.
+    /// Locks and reads the state of a key, calls `decide`, and writes the change if there is room for it. Returns what
+    /// `decide` returns, and whether there was room. `hold` and `decide` are called again if the table has to grow.
     #[inline(always)]
     fn update<'a, T>(
         &'a self,
@@ -196,8 +195,8 @@ impl States {
         }
     }
 
-    /// Refunds what a receipt still holds, under the slot's lock. Returns whether the refund had no effect, because
-    /// a later slot of the queue is taken.
+    /// Refunds what a receipt still holds, under the slot's lock. Returns `true` if the refund had no effect yet,
+    /// because a later slot of the queue is taken.
     #[inline(never)]
     pub(super) fn refund_once(&self, policy: &Policy, key: &Key, receipt: &Receipt) -> bool {
         let own = Pair { at: receipt.at_us(), n: receipt.part() };

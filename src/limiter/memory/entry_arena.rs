@@ -53,7 +53,7 @@ const _: () = assert!(ENTRIES as u64 <= COUNT_MASK);
 /// The number of lists of free blocks. With several lists, threads seldom wait for each other.
 const LISTS: usize = 16;
 
-/// A fold begins at a random block among the chain's oldest blocks; this constant is their number.
+/// A fold begins at a random block among this number of the chain's oldest blocks.
 const FOLDED_WITHIN: u32 = 32;
 
 /// Blocks of entries. Each block is in one chain, in one list of free blocks, or was never used. The blocks are
@@ -378,8 +378,8 @@ impl EntryArena {
         }
     }
 
-    /// Drops the newest entries that hold no units, because the newest entry says when the whole quota is back.
-    /// The search walks the chain once.
+    /// Drops the newest entries that hold no units. The newest entry says when the whole quota is back, and an entry
+    /// without units would say too late an instant. The search walks the chain once.
     fn drop_empty_newest(&self, owner: Fingerprint, chain: &mut Chain) {
         if self.view(chain).newest().is_none_or(|(_, units)| units > 0) {
             return;

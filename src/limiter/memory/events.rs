@@ -29,7 +29,7 @@ impl<'a> PendingEvents<'a> {
         self.events.push(LimiterEvent::evicted(throttled));
     }
 
-    /// Reports the events. This method is not inlined, so that the check whether there are events is inlined
+    /// Reports the events. This method is not inlined, so that its callers inline only the check for events
     /// (`benches/instructions`, "state of two words").
     #[cold]
     fn report(&self) {

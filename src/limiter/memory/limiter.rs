@@ -57,9 +57,9 @@ use super::states::States;
 ///
 /// [Meters](crate::quota::Quota::meter) and the units of requests in flight are never evicted, so many such states
 /// make the table grow sooner. States that are never evicted take at most about half of the slots, and a charge that
-/// finds no room for another such state is denied. While there are at most `n` such states, fewer than one new state
-/// in 1,000 finds no room. If states of 16,382 [quotas](crate::limiter::memory#changed-quotas) are live, meters of
-/// further quotas are evicted like other keys.
+/// finds no room for another such state is denied. While there are at most `n` such states, more than 999 of 1,000
+/// new ones find room. There is one exception: if states of 16,382 [quotas](crate::limiter::memory#changed-quotas)
+/// are live, meters of further quotas are evicted like other keys.
 ///
 /// The limiter does not store keys. The limiter stores 50-bit fingerprints, made with a random secret of the system,
 /// so an attacker cannot choose a key that collides with another client's key.

@@ -55,7 +55,7 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         self.stripes = stripes.iter().map(|stripe| self.states.lock_stripe(*stripe)).collect();
         // This search also finds a key that got its slot or was moved after the first search. A key that the search
         // does not find gets no slot while the key's stripe is locked. If a key has lost its slot since the first
-        // search, its stripe may not be locked, and the function returns false.
+        // search, and its stripe is not locked, the function returns false.
         self.find();
         let is_held =
             |hold: &LockedKey<'_>| hold.slot.is_some() || hold.is_twice || stripes.contains(&stripe_of(hold.key));

@@ -40,7 +40,7 @@ pub(super) struct LockedKey<'a> {
     /// A block for the first entry of a chain with a head.
     spare: Option<u32>,
     state: LoadedState,
-    /// Says whether this quota may write the state, if another quota wrote it.
+    /// Says which changes of this quota write the converted state, if another quota wrote the stored state.
     fit: Fit,
     change: StateChange,
 }
@@ -139,7 +139,7 @@ impl From<NewState> for LoadedState {
 }
 
 impl States {
-    /// Prepares to lock the state of a (policy, key) pair. No lock may be held.
+    /// Prepares to lock the state of a (policy, key) pair. The caller must hold no lock.
     #[inline(always)]
     pub(super) fn hold<'a>(&'a self, policy: &'a Policy, key: &Key) -> LockedKey<'a> {
         let quota = policy.quota();
@@ -282,8 +282,8 @@ impl States {
         decision
     }
 
-    /// Notes the change that a refund makes: the refund returns the part of `units` that the receipt `own`
-    /// still holds. Returns whether the refund changes nothing, because a later slot of the queue is taken.
+    /// Notes the change that a refund makes: the refund returns the part of `units` that the receipt `own` still holds.
+    /// Returns `true` if the refund changes nothing yet, because a later slot of the queue is taken.
     pub(super) fn decide_refund(&self, hold: &mut LockedKey<'_>, now: Now, units: u64, own: Pair) -> bool {
         if hold.fit == Fit::Over {
             return false;

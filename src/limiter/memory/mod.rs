@@ -15,8 +15,8 @@
 //! | closed blocks | all but meters, closed blocks last | 2.3·C | 2.7·C |
 //! | meters | next to none: a new meter that finds no room is denied | never | never |
 //!
-//! "Never" was measured in a limiter that other keys fill to an eighth. When other keys used half of the
-//! limiter, a flood of meters made it forget one of 200,000 used-up keys.
+//! "Never" was measured in a limiter that other keys fill to an eighth. When other keys used half of the limiter, a
+//! flood of meters made the limiter forget one of 200,000 used-up keys.
 //!
 //! If logs and sub-windows need more entries than the limiter has, they lose precision but no units: see
 //! [`MemoryLimiter`](crate::MemoryLimiter).
@@ -26,17 +26,17 @@
 //! With a million active keys a check waits for memory: for the key's slot, and for the translation of the
 //! slot's address. Large pages shorten the wait for the translation. On Linux, a program with the allocator
 //! of glibc 2.35 or later gets large pages if it is started with the environment variable
-//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, and if `/sys/kernel/mm/transparent_hugepage/enabled` says
-//! `madvise` or `always`. In one run with the same resident memory, a check took 161 ns instead of 181 ns
-//! with a million addresses, and 181 ns instead of 224 ns with ten million.
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, and if `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise` or
+//! `always`. In one run with the same resident memory, large pages shortened a check from 181 ns to 161 ns with a
+//! million addresses, and from 224 ns to 181 ns with ten million.
 //!
 //! # Changed quotas
 //!
-//! Each state names the quota it was written under. When a policy's quota changes, the policy's keys keep
-//! what they have used, however many quotas the limiter has met. The limiter gives numbers to up to 16,382 quotas
-//! that have live states. A state of any further quota is stored together with the parameters of its quota. Such a
-//! state takes 128 bytes more, and snapshots leave it out. A check of such a state needs a lock, and takes a few
-//! times longer than other checks. A meter with such a state can be evicted like any other key. The observers get
+//! Each state names the quota it was written under. When a policy's quota changes, the units that its keys have
+//! used stay used, however many quotas the limiter has met. The limiter gives numbers to up to 16,382 quotas that
+//! have live states. A state of any further quota is stored together with the parameters of its quota. Such a state
+//! takes 128 bytes more, and snapshots leave it out. A check of such a state needs a lock, and takes a few times
+//! longer than other checks. A meter with such a state can be evicted like any other key. The observers get
 //! [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).
 //!
 //! When three quarters of the numbers are in use, the limiter looks for quotas that no request used for ten seconds

@@ -1,10 +1,11 @@
 //! Takes and returns units that requests hold. If the key has its slot, the call waits for no lock. Otherwise
 //! the [long way](States::charge_one) takes or returns the units.
 //!
-//! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way.
-//! The slot's word is then an instant, like the word of an expired state. A return does not read the clock, so the
-//! instant is the latest second in which some key got a slot. If that second is long ago, a new key may take the slot
-//! of a key that has just returned its units. A key that lost its slot in this way takes the long way once.
+//! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way. The
+//! slot's word is then an instant, like the word of an expired state. A thread that returns units does not read the
+//! clock, so the instant is the latest second in which some key got a slot. If that second is long ago, a new key may
+//! take the slot of a key that has just returned its units. A key that lost its slot in this way takes the long way
+//! once.
 //!
 //! # Resets
 //!
@@ -16,9 +17,9 @@
 //!
 //! # Lines
 //!
-//! While requests wait in line for a key, the long way decides: see [`LockedKey::is_held_back`]. A thread reads under
-//! the slot's lock whether a request waits in line, and a request in line asks on the long way. So no release is
-//! missed, see [`PlaceLines`](crate::limiter::PlaceLines).
+//! While requests wait in line for a key, the long way decides: see [`LockedKey::is_held_back`]. A thread on the short
+//! way reads under the slot's lock whether a request waits in line. A request in line asks on the long way, which locks
+//! the slot, too. So no release is missed, see [`PlaceLines`](crate::limiter::PlaceLines).
 //!
 //! [`LockedKey::is_held_back`]: super::locked_key::LockedKey::is_held_back
 
@@ -51,7 +52,8 @@ impl States {
         is_taken.then(|| rules.describe(plan.verdict, plan.run))
     }
 
-    /// Decides about a charge of units, if the key has its slot. `run` was read before.
+    /// Decides about a charge of units, if the key has its slot. The caller has read `run` before this method reads the
+    /// slot.
     #[inline(always)]
     pub(super) fn plan_places(&self, rules: Places, charge: Charge<'_>, run: u64) -> Option<PlacesPlan<'_>> {
         if !self.place_lines.has_no_line(charge.policy, charge.key) {
@@ -119,7 +121,7 @@ impl States {
         is_same
     }
 
-    /// Returns whether no key was reset since the number of `run` was read, and no request waits in the lines of these
+    /// Returns `false` if a key was reset since the number of `run` was read, or if a request waits in a line of these
     /// charges. The slots must be locked.
     #[inline]
     pub(super) fn is_run_without_lines(&self, run: u64, charges: &[Charge<'_>]) -> bool {
@@ -155,8 +157,8 @@ pub(super) fn look(
     (verdict, HeldUnits { units: held.units + verdict.taken(), ..held })
 }
 
-/// Returns how many units are still held after `units` that were taken in `run` were returned, or `None` if
-/// that run is over.
+/// Returns how many units are held after the return of `units`, which were taken in `run`. Returns `None` if that run
+/// is over.
 #[inline]
 pub(super) fn without(held: HeldUnits, units: u64, run: u64) -> Option<HeldUnits> {
     (held.run == run).then(|| HeldUnits { units: held.units.saturating_sub(units), ..held })

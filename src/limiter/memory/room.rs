@@ -26,13 +26,13 @@ const ATTEMPTS: usize = 16;
 /// reached the maximum while the table grows, the key takes any free slot of these lines.
 const PINNED_MAX: usize = SLOTS_PER_LINE / 2;
 
-/// The maximum number of pinned keys that move, each to the slot of the next, so that another pinned key finds room.
-/// In a limiter filled to its capacity with pinned keys, one pinned key in five found no room without moves,
-/// and one in 200 found none with two moves.
+/// The maximum number of pinned keys that move, each to the slot of the next, so that another pinned key finds room. In
+/// a limiter filled to its capacity with pinned keys, one pinned key in five found no room if no key moved, and one in
+/// 200 if up to two keys moved.
 const PINNED_MOVES: u32 = 4;
 
 /// If this many new keys in a row found no room in any other line, the table counts as full. If nineteen of twenty
-/// slots are live, one key in five finds no room, so 64 such keys in a row are practically impossible.
+/// slots are live, one key in five finds no room, so 64 keys without room in a row are practically impossible.
 const CROWDED: u32 = 64;
 
 /// The time for which a key keeps its slot after its state expired, while the table can grow.
@@ -172,8 +172,8 @@ impl States {
     pub(super) fn is_free(&self, seen: Seen<'_>, now: Now) -> bool {
         let version = version_of(seen.tag);
         is_expired(seen.word, self.versions.form(version).shift(), now)
-            // After the clock stepped back, the instant of a key's last return may be in the future. Without this
-            // condition, the key would keep its slot at least until that instant.
+            // After the clock stepped back, the instant at which a key returned its last unit may be in the future.
+            // Without this condition, the key would keep its slot at least until that instant.
             || version == HELD_VERSION && is_returned_after(seen.word, now, KEPT_US)
     }
 
@@ -214,9 +214,9 @@ impl States {
     /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty. In a table that
     /// cannot grow, another key of the other line is moved first if that line is full.
     ///
-    /// Each look into another line waits for memory. After [`CROWDED`] new keys in a row found no room, only about
-    /// one in eight further keys looks into another line, until a key finds room. That rule cuts the time that a
-    /// flood of fresh keys takes to a tenth.
+    /// Each look into another line waits for memory. After [`CROWDED`] new keys in a row found no room, the limiter
+    /// looks into another line for only about one in eight further keys, until a key finds room. With this rule, a
+    /// flood of fresh keys takes a tenth of the time.
     fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<SlotRef<'a>> {
         if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
             let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));
@@ -286,7 +286,7 @@ impl States {
         Some(seen.slot)
     }
 
-    /// Returns what a state is worth, or `None` if it must not be forgotten or another thread holds it.
+    /// Returns what a state is worth. Returns `None` if the state must not be forgotten, or if another thread holds it.
     fn worth(&self, seen: Seen<'_>, known: &KnownPolicies, now: Now) -> Option<Worth> {
         if self.is_pinned(seen) {
             return None;

@@ -25,9 +25,9 @@ labelled! {
         Evict = "evict",
         /// Denies the new key, and reports a wait of one second.
         ///
-        /// In a flood of new keys, each key takes about three times the time that it takes with
-        /// [`Evict`](Self::Evict). Before the limiter denies a key, it looks in other cache lines for room to which
-        /// another key can move.
+        /// In a flood of new keys, the check of a key takes about three times as long as with
+        /// [`Evict`](Self::Evict). Before the limiter denies a key, it searches other cache lines for a slot to
+        /// which it can move another key.
         Deny = "deny",
     }
 }

@@ -1,5 +1,5 @@
-//! The short way charges states that are words and have their slots; [`charge_all`](States::charge_all) charges
-//! any states. Such states are the usual case, for one charge and for a request's policies.
+//! The short way charges states that are words and have their slots; [`charge_all`](States::charge_all) charges any
+//! states. Most charges have such states, alone or together with the charges of a request's other policies.
 //!
 //! The short way reads each state and decides about it before the slot is locked. If the slot's word is still the
 //! same, one compare-exchange locks the slot, and the new word unlocks it a few instructions later. The short way

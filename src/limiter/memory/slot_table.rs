@@ -320,8 +320,8 @@ pub(super) struct SlotTable {
 }
 
 impl SlotTable {
-    /// Makes a table for `keys` keys, with five slots for each two keys. So a table for a million keys forgets
-    /// fewer than ten of a million live keys, and twice as many keys still find room.
+    /// Makes a table for `keys` keys, with five slots for each two keys. So a table for a million keys forgets fewer
+    /// than ten of a million live keys, and two million keys still find room.
     pub(super) fn new(keys: usize) -> Self {
         let lines = (keys * 5).div_ceil(2 * SLOTS_PER_LINE).max(2);
         let doublings = (lines / LINES_MIN).checked_ilog2().unwrap_or(0);
@@ -368,8 +368,8 @@ impl SlotTable {
         slot.read_tagged(tag)
     }
 
-    /// Returns the key's slot, with any version and state. The key may leave the slot at any moment. `None`
-    /// means that the key has no slot, if the caller holds the key's stripe.
+    /// Returns the key's slot, with any version and state. The key may leave the slot at any moment. If the caller
+    /// holds the key's stripe, `None` means that the key has no slot.
     #[inline]
     pub(super) fn slot_of(&self, key: Fingerprint) -> Option<SlotRef<'_>> {
         let mask = self.mask_before_growth();

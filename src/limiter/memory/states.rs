@@ -187,7 +187,7 @@ impl States {
         try_lock(&self.stripes[stripe_of(key)])
     }
 
-    /// Waits until each thread that holds a stripe now has released it.
+    /// Waits until each thread that holds a stripe during the call has released the stripe.
     pub(super) fn pass_stripes(&self) {
         (0..STRIPES).for_each(|stripe| drop(self.lock_stripe(stripe)));
     }

@@ -1,7 +1,7 @@
 //! The second word of a slot: a whole state, or the index of its first block in the [arena](super::entry_arena).
 //!
-//! A word begins with the instant at which its state expires, so one comparison shows whether any state has expired.
-//! The lower bits hold the state's number, or the number of the state's first block.
+//! A word begins with the instant at which its state expires, so one comparison shows whether a state of any kind has
+//! expired. The lower bits hold the state's number, or the number of the state's first block.
 
 use crate::algorithm::gcra::Ahead;
 use crate::algorithm::places::HELD_MAX;
@@ -34,8 +34,8 @@ const UNIT_BITS: u32 = 40;
 pub(super) const RUN_BITS: u32 = u64::BITS - 2 - UNIT_BITS;
 const _: () = assert!(HELD_MAX < (1 << UNIT_BITS) - 1, "no word of held units is LOCKED");
 
-/// Marks a word that names a block of the arena, which has the units and the run's number. No run in a word has this
-/// number.
+/// Takes the place of the run's number in a word that names a block of the arena. The block has the units and the
+/// run's number. No run in a word has this number.
 const RUN_IN_ARENA: u64 = (1 << RUN_BITS) - 1;
 const _: () = assert!((u32::MAX as u64) < (1 << UNIT_BITS) - 1, "no word of a block is LOCKED");
 
@@ -102,7 +102,8 @@ impl WordLayout {
         }
         let bits = LOWER_BITS + self.shift;
         let upper = now.base() + ((word >> bits) << self.shift);
-        // On a grid, the instant is the last grid point at or before the end of the rounded-up unit.
+        // The word has the instant rounded up to a unit of the shift. If instants lie on a grid, this one is the last
+        // grid point that is not later.
         let at = if self.shift == 0 { upper } else { self.grid.round_down(upper) };
         Some(Pair { at, n: word & ((1 << bits) - 1) })
     }

@@ -23,8 +23,9 @@ use crate::limiter::remote::{Checks, Flights, Options, shared_options};
 /// How long `connect` waits for the first connection to a server that refuses connections.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// The bounds of the time that `connect` waits for the first connection to a server that may be far, and then for
-/// the answer about the user's rights. Between these bounds the time is four deadlines.
+/// The least and the longest time that `connect` waits for the first connection to a server that may be far, and then
+/// again for the answer about the user's rights. If four deadlines are between these times, `connect` waits for four
+/// deadlines.
 const FAR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
 
 /// Sets up a [`RedisLimiter`].
@@ -80,12 +81,12 @@ impl RedisLimiterBuilder {
     /// that change while the process runs, such as tokens of a cloud's identity service. With a closure, the
     /// URL must have no user and no password.
     ///
-    /// The limiter calls the closure for each attempt to make a connection: up to four times a second while Redis is
-    /// away, and for each server of a cluster. The closure has 5 s to answer. If the credentials of a connection have
-    /// a [time to renew](RedisCredentials::renew_after), the limiter calls the closure again after that time, and
-    /// sends the newer credentials with `AUTH`. If there are no newer credentials, or the server refuses them, the
-    /// observers get [`StoreFailed`](crate::observe::LimiterEvent::StoreFailed), and the limiter calls the closure
-    /// again 5 s later.
+    /// The limiter calls the closure for each attempt to connect to a server, and has a connection to each server of
+    /// a cluster. While a server is away, there are about four attempts a second. The closure has 5 s to answer. If
+    /// the credentials of a connection have a [time to renew](RedisCredentials::renew_after), the limiter calls the
+    /// closure again after that time, and sends the newer credentials with `AUTH`. If there are no newer credentials,
+    /// or the server refuses them, the observers get [`StoreFailed`](crate::observe::LimiterEvent::StoreFailed), and
+    /// the limiter calls the closure again 5 s later.
     ///
     /// An error of the closure is reported in the same way as a connection that could not be made. Events and errors
     /// contain the text of the closure's error, so the text must not contain a secret. A closure for credentials is
@@ -151,8 +152,8 @@ impl RedisLimiterBuilder {
 
     /// Stores callers' keys as they are, to be read with `redis-cli` while debugging. **Everyone who can read
     /// Redis, its backups or its slow log can then read the keys**: do not use this if a key is an API key, a
-    /// token or a cookie. All processes need the same setting. Keys of more than 128 bytes, or with a `}`,
-    /// are still hashed, without the [secret](Self::key_secret). By default all keys are hashed.
+    /// token or a cookie. All processes need the same setting. Keys of more than 128 bytes, or with a `}`, are still
+    /// hashed, but without the [secret](Self::key_secret). By default all keys are hashed.
     pub fn readable_keys(mut self, readable: bool) -> Self {
         self.readable_keys = readable;
         self
@@ -182,8 +183,8 @@ impl RedisLimiterBuilder {
     /// * Up to `units` units of a key are denied to other processes, for up to 0.1 s. After that time, unused
     ///   units are refunded.
     /// * `remaining` is the number of remaining units that this process saw last.
-    /// * If a process ends, drops the limiter or loses Redis, the units that it holds are not refunded. Such
-    ///   units return as they drain.
+    /// * If a process ends, drops the limiter or loses Redis, the units that it holds are not refunded. Such units
+    ///   come back with time, as used units do.
     pub fn lease_units(mut self, units: u64) -> Self {
         self.lease_units = units;
         self
@@ -246,8 +247,8 @@ impl RedisLimiterBuilder {
     /// has a connection of its own to each master.
     ///
     /// # Errors
-    /// Returns the errors of [`connect`](Self::connect), except those of the URL, and an error if the server is part
-    /// of a cluster, or if [`credentials`](Self::credentials) or certificates are set.
+    /// Returns the errors of [`connect`](Self::connect), except those of the URL. Also returns an error if the server
+    /// is part of a cluster, or if [`credentials`](Self::credentials) or certificates are set.
     #[cfg(feature = "redis-rs")]
     pub async fn over<C>(self, connection: C) -> Result<RedisLimiter, RedisError>
     where

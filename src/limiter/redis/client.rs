@@ -1,7 +1,7 @@
 //! The client libraries with which the limiter connects to Redis.
 
-/// The client library with which a [`RedisLimiter`](crate::RedisLimiter) connects to Redis. There is a variant
-/// for each library whose feature is enabled: `redis` and `redis-rs`.
+/// The client library with which a [`RedisLimiter`](crate::RedisLimiter) connects to Redis. A library has a
+/// variant if its feature is enabled: `fred` or `redis-rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RedisClient {

@@ -74,8 +74,8 @@ impl RedisLimiter {
     /// Returns to Redis the units of [concurrency limits](Quota::concurrent) that this process holds, and
     /// closes the connections that were opened for this limiter. Later checks fail.
     ///
-    /// A task of the limiter's runtime returns the units, within a check's [deadline] for each 64 keys. If the
-    /// runtime ends before the task, the units [lapse].
+    /// A task of the limiter's runtime returns the units. The task takes at most a check's [deadline] for each 64
+    /// keys. If the runtime ends before the task, the units [lapse].
     ///
     /// [deadline]: crate::limiter::redis::RedisLimiterBuilder::deadline
     /// [lapse]: crate::limiter::redis::RedisLimiterBuilder::places_lapse_after

@@ -51,10 +51,10 @@
 //!   ends normally calls [`close`](crate::RedisLimiter::close), which returns its places at once.
 //! * If the answer to a check is lost, the place may have been taken. The process corrects its row with its
 //!   next call for the key, and at the latest after *L*/30. A lost return is corrected in the same way.
-//! * After a reconnect, a process reports how many units of a key it holds before it takes more units of that
+//! * After a reconnect, a process first reports how many units of a key it holds, and then takes more units of that
 //!   key.
-//! * After a failover, places that were returned after the last replication may count again. If their process
-//!   holds no other place of the key, such places count until the row lapses, within *L*.
+//! * After a failover, places that were returned after the last replication may count again. A process that holds no
+//!   other place of the key does not renew its row. Such places then count until the row lapses, within *L*.
 //! * A denial is remembered for at most 10 ms, and a return of a place by the same process removes the denial.
 //! * A reset frees the places of all processes.
 //!
@@ -84,12 +84,11 @@
 //! * A failed call does not end the wait. If six calls fail in a row, the request is decided like a request whose
 //!   check failed.
 //!
-//! In one measurement, four processes with six callers each shared one key with four places, each of which
-//! was held for 20 ms. In a minute the processes got 1,725, 1,738, 1,736 and 1,779 places, which is 58 % of
-//! the possible number (`tests/campaigns.sh`, two processors with a load of 15; at a load of 20 they got 811,
-//! 813, 796 and 801). A place that is held for 20 ms is then free for about the same time, until the first
-//! request in line asks. With requests of a second or more, the places are free for only a small part of the
-//! time.
+//! In one measurement, four processes with six callers each shared one key with four places. A caller held its place
+//! for 20 ms. In a minute the processes got 1,725, 1,738, 1,736 and 1,779 places, which is 58 % of the possible number
+//! (`tests/campaigns.sh`, two processors with a load of 15). At a load of 20 they got 811, 813, 796 and 801. A place
+//! that is held for 20 ms is then free for about the same time, until the first request in line asks. With requests of
+//! a second or more, the places are free for only a small part of the time.
 //!
 //! ## What places cost
 //!
@@ -102,11 +101,10 @@
 //! | 256 | 9,241 | 51 | 73 |
 //!
 //! The table gives the server's processor time, including input and output, for calls with one request each and
-//! without pauses between the calls. Measured in the same way, a check of a token bucket takes 6 µs. A server
-//! needs more time for a call if it has to wait for each call, and less for checks that share calls: see [no
-//! Redis, but a database](crate::guide::no_redis_but_a_database). Renewing a row costs as much as returning a
-//! place: 10,000 keys with a place each take 1 % of a server's time by default, and 10,000 places of one key
-//! 0.1 %.
+//! without pauses between the calls. Measured in the same way, a check of a token bucket takes 6 µs. A server that is
+//! idle before each call needs more time for a call. Checks that share calls take less time: see [no Redis, but a
+//! database](crate::guide::no_redis_but_a_database). Renewing a row costs as much as returning a place. By default,
+//! renewals take 1 % of a server's time for 10,000 keys with a place each, and 0.1 % for 10,000 places of one key.
 //!
 //! At most 256 processes can hold places of one key. A further process is denied. At most 128 processes can
 //! be in line for one key.
@@ -146,9 +144,9 @@
 //! | a process was stopped for longer than *L*, or did not reach Redis | what it held | until these requests end |
 //!
 //! * A place is returned to the limiter that it was taken from.
-//! * A process that was away for longer than *L* takes its places back by force when it runs again, even if
-//!   other processes have taken them meanwhile. If Redis forgot places, because its data was lost or their
-//!   process was away, the observer gets [`PlacesForgotten`](crate::observe::LimiterEvent::PlacesForgotten).
+//! * A process that was away for longer than *L* takes its places back by force when it runs again, even if other
+//!   processes have taken them meanwhile. If Redis forgot places, because Redis lost its data or the process of the
+//!   places was away, the observer gets [`PlacesForgotten`](crate::observe::LimiterEvent::PlacesForgotten).
 //! * A process over a store does not learn that it was away. Such a process renews its rows within *L*/3, and
 //!   from then on the store counts the rows again.
 //!

@@ -1,5 +1,5 @@
-//! The text that all processes share in Redis, as a list of its version and the text, and the reports of
-//! processes.
+//! The text that all processes share in Redis, and the reports of processes. The text is stored as a
+//! list of its version and the text itself.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;

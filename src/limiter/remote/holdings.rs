@@ -18,9 +18,9 @@
 //!
 //! # Resets
 //!
-//! A reset sets all rows of a key to 0 and counts the resets in each row. A process learns of the reset when the
-//! store refuses its next call. The places that the process took before the reset belong to an earlier *run*, and no
-//! longer return any units.
+//! A reset sets all rows of a key to 0 and counts the resets in each row. A process learns of the reset when the store
+//! refuses its next call. The places that the process took before the reset belong to an earlier *run*. When such a
+//! place ends, no units are returned to the store.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -328,8 +328,8 @@ impl Holdings {
         self.doubtful_until.fetch_max(until.as_micros(), Ordering::Relaxed);
     }
 
-    /// Compares the number of resets of the row that refused a call with the known number. If the row's number is
-    /// larger, adopts the row's number and begins a new run, which holds no units.
+    /// Compares the number of resets in a row that refused a call with the number that this process knows. If the row's
+    /// number is larger, adopts the row's number and begins a new run, which holds no units.
     fn learn(&self, holding: &mut Holding, row: CurrentRow) {
         if row.resets > holding.resets {
             holding.resets = row.resets;
@@ -345,7 +345,7 @@ impl Holdings {
 }
 
 impl Holding {
-    /// Returns whether no units are held and no call is under way.
+    /// Returns `true` if no units are held and no call is under way.
     fn is_idle(&self) -> bool {
         self.held == 0 && self.under_way == 0 && self.calls == 0
     }
@@ -394,7 +394,7 @@ impl Bid {
         self.is_sent = true;
     }
 
-    /// Records that `taken` units were taken. `is_missing` says that the store had no row of this process before.
+    /// Records that `taken` units were taken. `is_missing` is true if the store had no row of this process before.
     pub(crate) fn land(mut self, taken: u64, is_missing: bool) -> RecordedTake {
         self.is_open = false;
         let mut landed = RecordedTake { run: self.run, surplus: None, forgotten: 0 };

@@ -142,7 +142,7 @@ macro_rules! shared_options {
             /// Sets how many checks may wait for an answer at a time: at least 1, and 8,192 by default. A check
             /// beyond that number fails at once as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded). The
             /// maximum number of waiting refunds is the same number, but at least 64. A refund beyond that number is
-            /// not sent: its units return as they drain.
+            /// not sent: its units come back with time, as used units do.
             pub fn max_in_flight(mut self, checks: usize) -> Self {
                 self.shared.max_in_flight = checks;
                 self
@@ -151,12 +151,12 @@ macro_rules! shared_options {
             /// Sets how many denials are remembered, at about 200 bytes each: from 0 to 1,048,576, and 4,096 by
             /// default.
             ///
-            /// After the store has denied a key, the limiter denies the key without asking the store until the key's
-            /// wait is over, or a second has passed. So a caller that has to wait for longer than a second costs one
-            /// call a second. If waits are only some milliseconds, most checks of a denied key still cost a call
-            /// each. If there is no room for a denial, it replaces an older denial, whose key then costs a call
-            /// again. A request with a larger cost than the denied request gets the denied request's wait, which can
-            /// be too short.
+            /// After the store has denied a key, the limiter itself denies the key, until the key's wait is over or a
+            /// second has passed. Meanwhile the limiter does not ask the store. So a caller that has to wait for longer
+            /// than a second costs one call a second. If waits are only some milliseconds, most checks of a denied key
+            /// still cost a call each. If there is no room for a denial, it replaces an older denial, whose key then
+            /// costs a call again. A request with a larger cost than the denied request gets the denied request's wait,
+            /// which can be too short.
             ///
             /// A set that has a charge [on refusal](crate::limiter::Effect::OnRefusal), for a block or a meter, goes to
             /// the store each time.

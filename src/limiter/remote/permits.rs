@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::unanswered::Unanswered;
 
-/// At least this number of corrections may wait, because a process renews up to this number of rows
-/// at a time.
+/// There is room for at least this number of corrections, because a process renews up to this number of rows at a
+/// time.
 const CORRECTIONS_MIN: usize = 64;
 
 /// Bounds the number of requests that wait or are in flight.
@@ -35,7 +35,7 @@ impl Permits {
     }
 
     /// Permits a refund or a settlement. Corrections have room of their own, because the units of a lost refund would
-    /// be missing until they drain, and no check should fail because of refunds.
+    /// come back only with time, and no check should fail because of refunds.
     pub(crate) fn correction(&self) -> Result<Permit, Unanswered> {
         Permit::of(&self.corrections, self.most.max(CORRECTIONS_MIN))
     }

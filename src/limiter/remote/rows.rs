@@ -142,8 +142,8 @@ impl KeyRows {
         DecidedRows { decision, if_taken, otherwise }
     }
 
-    /// Returns units to the rows, or renews the row of the process. Returns the rows to write, and whether there was no
-    /// row although the process held units.
+    /// Returns units to the rows, or renews the row of the process. Returns the rows to write, and `true` if there was
+    /// no row although the process held units.
     pub(crate) fn return_units(&self, claim: &Claim, units: u64, now: u64) -> (Self, bool) {
         let mut rows = self.at(now);
         let met = rows.meet(claim);

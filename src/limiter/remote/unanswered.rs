@@ -1,10 +1,10 @@
-//! Reasons why a request has no answer, if the store gave no answer.
+//! Reasons why a request has no answer, other than an error of the store.
 
 use std::time::Duration;
 
 use crate::event::StoreErrorKind;
 
-/// Reasons why a request has no answer, if the store gave no answer.
+/// Reasons why a request has no answer, other than an error of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unanswered {
     /// The caller is in no tokio runtime. The request was not sent.
@@ -13,7 +13,7 @@ pub(crate) enum Unanswered {
     TooMany(usize),
     /// Behind earlier requests, the request would have been answered too late. It was not sent.
     Shed(Shed),
-    /// A call takes this time even if no other call is under way, and this time is longer than the deadline. The
+    /// Even if no other call is under way, a call takes this time, which is longer than the deadline. The
     /// request was not sent.
     TooFar { call: Duration, deadline: Duration },
     /// Earlier requests took longer than this deadline. The request was not sent.

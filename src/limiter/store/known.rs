@@ -9,16 +9,16 @@ use crate::base::sync::{Mutex, lock};
 /// The number of parts, each of which has a lock. The hash of a key selects its part.
 const PARTS: u64 = 64;
 
-/// The maximum number of bytes of a part. All parts together have at most 16 MB, which is some 50,000
-/// usual keys and values.
+/// The maximum number of bytes of a part. All parts together have at most 16 MB, which is about 50,000 keys and
+/// values of usual size.
 const PART_BYTES: usize = 256 * 1_024;
 
 /// The maximum number of bytes of a value that is kept. A check of a key with a larger value costs
 /// one more round trip.
 const VALUE_BYTES: usize = 2_048;
 
-/// The bytes of an entry in addition to its key and its value: its slots in `values`, which is up to half empty,
-/// and in `order`.
+/// The bytes of an entry in addition to its key and its value: its slots in `order` and in `values`, which is up
+/// to half empty.
 const ENTRY_BYTES: usize = 208;
 
 /// The last values of some keys. If the values have too many bytes, the oldest values are removed. If a key's

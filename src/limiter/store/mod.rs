@@ -83,9 +83,9 @@ pub use limiter::{StoreFuture, StoreLimiter};
 ///   as `swap` would for that swap alone. By default, `swap_each` calls `swap` for each swap. Implement `swap_each`
 ///   if one call costs the store less than many calls, for example because each transaction waits for a disk. In that
 ///   case, [`max_swaps`](Self::max_swaps) has to return the number of swaps that a call may have.
-/// * **No waiting for each other.** The limiter may begin a future and then not poll it for a while.
-///   Meanwhile no other call may wait for that future. So a store holds no lock across an `await`, and has a
-///   connection for each call, or one connection that all calls share.
+/// * **No waiting for each other.** The limiter may begin a future and then not poll it for a while. This future must
+///   not make another call wait. So a store holds no lock across an `await`, and has a connection for each call, or one
+///   connection that all calls share.
 /// * **Time.** A call that has no answer by the deadline fails its checks. The limiter waits for the answer for up to
 ///   five seconds more, to notice that the store is not dead and to refund the charged units. Then it drops the call.
 ///   So a store needs no timeout of its own.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::base::sync::{Mutex, lock};
 
-/// The number of calls without an answer, since the last answer, after which the store may be dead.
+/// The store may be dead if this number of calls missed their deadlines since the last answer.
 const CALLS: u32 = 5;
 
 /// The store counts as silent after [`DEADLINES`] times the deadline or [`LONGEST_CALLS`] times the longest recent
@@ -16,8 +16,7 @@ const CALLS: u32 = 5;
 const DEADLINES: u32 = 5;
 const LONGEST_CALLS: u32 = 2;
 
-/// The maximum time without an answer that does not count as silence, unless the deadline is
-/// longer.
+/// The store counts as silent after this time at the latest, or after the deadline if that is longer.
 const LONGEST: Duration = Duration::from_secs(5);
 
 pub(super) struct Silence {

@@ -4,8 +4,8 @@
 //! the process keeps the difference between the store's clock and its own clock. The store read its clock at
 //! some instant of the round trip, so each answer bounds the difference from below and from above. A known
 //! difference outside these bounds is moved to the nearer bound, so the difference becomes more exact with each
-//! answer. A round trip that is short in one direction gives the closest bounds. After a step of a clock, the
-//! next answer corrects the difference to within the duration of its round trip.
+//! answer. If a round trip is short in one direction, one of its bounds is close to the difference. After a step of
+//! a clock, the next answer corrects the difference to within the duration of its round trip.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::base::sync::{Mutex, lock};
 use crate::base::time::{CLOCK_US_MAX, Timestamp};
 use crate::clock::Clock;
 
-/// If the time of a decision differs from the store's time by more than this time plus the round trip, the decision
-/// is undone.
+/// If the time of a decision differs from the store's time by more than this time plus the round trip, another swap
+/// undoes the decision.
 const AWAY: Duration = Duration::from_millis(100);
 
-/// The time of decisions stands still for at most this time. Meanwhile, the waits that decisions report are too short
-/// by up to the same amount.
+/// The time of decisions stands still if the corrected time is behind it by at most this duration. Meanwhile, the
+/// waits that decisions report are too short by up to the same amount.
 const STANDS: Duration = Duration::from_millis(5);
 
 pub(super) struct StoreTime {

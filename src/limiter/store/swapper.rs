@@ -14,11 +14,11 @@
 //! version of another swap follows it, the swap was not made. If the value names neither version, the result is
 //! unknown, and the requests fail as a timeout.
 //!
-//! A value may name all versions since its key had no value. If such a value names neither the expected version
-//! nor the version that the swap writes, either the swap was not made, or the value was removed since. A swap
-//! that only removes values has had its effect in both cases, if the values that it only read are still the
-//! expected ones. Charges are decided again, because nothing is left of the units that they took. Refunds and
-//! returns are not decided again, because it is unknown whether they had an effect.
+//! A value may name all versions since its key had no value. If such a value names neither the expected version nor
+//! the version that the swap writes, either the swap was not made, or the value was removed since. In both cases a
+//! swap that writes no value has had its effect, provided that the values that it kept are still the expected ones.
+//! Charges are decided again, because nothing is left of the units that they took. Refunds and returns are not decided
+//! again, because it is unknown whether they had an effect.
 //!
 //! A swap that expects a version is made at most once. A late swap that expects no value can be
 //! made a second time, if the key has no value again. The charge then counts although it belongs to
@@ -55,7 +55,7 @@ const SENDS: u32 = 4;
 /// The first and the longest pause before a swap is tried again.
 const PAUSE: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(8)];
 
-/// The longest rest of a process before its next flight, for each conflict of the process.
+/// The longest wait of a process before its next flight, for each conflict after the first.
 const REST: Duration = Duration::from_millis(2);
 
 /// The time from the deadline of a flight until its callers have surely gone.
@@ -80,12 +80,12 @@ struct Party<'a, S: Store> {
     copy: WorkingCopy<'a>,
     /// True if the values come from the store, and are not guesses.
     is_current: bool,
-    /// True if the party loads values that it does not know, instead of guessing them, because a swap of many parties
-    /// takes long, and a load does not.
+    /// True if the party loads values that it does not know, instead of guessing them. A wrong guess in a swap of many
+    /// parties costs more time than a load.
     loads_first: bool,
     /// The number of conflicts with other processes.
     conflicts: u32,
-    /// True if a swap was undone, because its time was too far away from the store's time.
+    /// True if another swap has undone a swap whose time was too far away from the store's time.
     has_undone: bool,
     next: Option<PartyStep>,
 }
@@ -452,8 +452,8 @@ impl<S: Store> Inner<S> {
                 }
             }
             swaps = again;
-            // The first retry is immediate. After a pause, other processes may have written a value more often than the
-            // value's history remembers.
+            // The first retry is immediate. After a pause, other processes may have written a value so often that its
+            // history no longer shows whether the first swap was made.
             if let Some(sends) = swaps.iter().map(|(_, decided)| decided.sends).max().filter(|sends| *sends > 1) {
                 self.pause(sends, deadline).await;
             }
@@ -502,9 +502,8 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Answers the requests of a party whose swap was made. If the swap was decided at a time too
-    /// far away from the store's time, it is undone, at most once for each party, and the party
-    /// goes on.
+    /// Answers the requests of a party whose swap was made. If the swap was decided at a time too far away from the
+    /// store's time, another swap undoes it, at most once for each party, and the party goes on.
     async fn made<'a>(
         self: &Arc<Self>,
         mut party: Party<'a, S>,

@@ -42,8 +42,7 @@ const INSTANT_US_MAX: u64 = CLOCK_US_MAX + 2 * DRAIN_US_MAX;
 /// The number of bytes of a row of a concurrency limit.
 const ROW_BYTES: usize = 36;
 
-/// The largest number of a holder, and the largest number of units: stores may calculate with numbers that are
-/// exact only up to this number.
+/// The largest number of a holder, and of units. Some stores calculate exactly only up to this value.
 const EXACT_MAX: u64 = 1 << 53;
 
 /// A flag in the number of a holder: the row belongs to a request in line.

@@ -144,7 +144,7 @@ impl<'a> WorkingCopy<'a> {
         Self { quotas, cells }
     }
 
-    /// Returns whether a key has no value, or a value that this process does not know.
+    /// Returns `true` if a key has no value, or a value that this process does not know.
     pub(super) fn has_unknown(&self) -> bool {
         self.cells.iter().any(|cell| cell.value.is_none())
     }
@@ -355,8 +355,8 @@ impl<'a> WorkingCopy<'a> {
         }
     }
 
-    /// Refunds the units of the charge that the state still holds. Returns whether the refund has no effect because a
-    /// later slot of the queue is taken.
+    /// Refunds the units of the charge that the state still holds. Returns `true` if the refund has no effect yet,
+    /// because a later slot of the queue is taken.
     fn refund(&mut self, charge: &StoreCharge, place: usize, now: u64) -> bool {
         let (form, fit) = self.under(charge, place, now);
         let (change, is_behind) = match (form, charge.policy.quota().decider()) {
@@ -382,7 +382,7 @@ impl<'a> WorkingCopy<'a> {
         is_behind
     }
 
-    /// Returns units to the state of a charge, or renews the row of the process. Returns whether there was no row
+    /// Returns units to the state of a charge, or renews the row of the process. Returns `true` if there was no row
     /// although the process held units.
     fn return_units(&mut self, charge: &StoreCharge, place: usize, now: u64) -> bool {
         let rows = self.rows(place).cloned().unwrap_or_default();

@@ -239,8 +239,8 @@ impl ClusterState {
         Ok(Arc::new(Server::start(runtime, address, transport, refresh, &self.settings, events)))
     }
 
-    /// Returns the server that another server has named. `owns` is the slot that the server already has, or
-    /// `None` while the slot is still being moved to the server.
+    /// Returns the server that another server has named. `owns` is the slot that the named server already has, or
+    /// `None` while the slot is still being moved to it.
     fn at(&self, address: &Address, owns: Option<u16>) -> Option<Arc<Server>> {
         if owns.is_none() {
             let map = self.map();

@@ -175,8 +175,9 @@ const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
     (
         &["NOPERM", "ACL failure in script", "user executing the script can't"],
         StoreErrorKind::Misconfigured,
-        "gives its user too few rights; it needs ACL SETUSER <user> +eval +evalsha +time +get +set +psetex +del \
-         +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire ~<prefix>:* and, in a cluster, +cluster|slots +asking",
+        "gives its user too few rights; grant them with ACL SETUSER <user> +eval +evalsha +time +get +set +psetex \
+         +del +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire ~<prefix>:* and, in a cluster, +cluster|slots \
+         +asking",
     ),
     (&["BUSY", "OOM", "MISCONF", "UNKILLABLE"], StoreErrorKind::Unavailable, "cannot serve now"),
     (&["WRONGTYPE"], StoreErrorKind::Foreign, "has a value of another type under a key"),

@@ -31,8 +31,8 @@ const MIN_CALL: Duration = Duration::from_millis(1);
 /// The time that a process gets to read answers after it did not run for a while.
 const CATCH_UP: Duration = Duration::from_millis(50);
 
-/// The longest time for which an answer is awaited, as a multiple of the allowed silence. Answers come in the
-/// order of the calls, so an earlier answer is lost if a later one has come.
+/// The longest time for which the link waits for an answer, as a multiple of the allowed silence. Answers come in the
+/// order of the calls. So if the server answers later calls meanwhile, this answer is lost.
 pub(in crate::limiter::redis) const LONGEST_LISTENING: u32 = 8;
 
 /// The time that is spent on measuring long round trips, and the longest round trip that is measured.
@@ -206,7 +206,7 @@ impl Link {
         run: impl Fn(&'static str, &'static str) -> A,
     ) -> Result<RedisReply, CallFailure> {
         // Reads `has_run` before the call. While this call is under way, another of the first calls may set the
-        // script's bit, and then it would look as if the server had forgotten the script.
+        // script's bit. If `has_run` were read afterwards, it would look as if the server had forgotten the script.
         let had_run = self.has_run(script);
         let answer = match run("EVALSHA", &script.sha).await {
             Err(CallFailure { cause: Cause::NoScript, .. }) => {
@@ -435,8 +435,8 @@ impl Link {
         Ok(shortest)
     }
 
-    /// Finds out whether the server runs scripts, and reports a misconfiguration. A server of a cluster also gets
-    /// the command `ASKING`, because the lack of that right would otherwise show only when a slot moves.
+    /// Finds out whether the server runs scripts, and reports a misconfiguration. A server of a cluster also gets the
+    /// command `ASKING`, because otherwise the missing right to send `ASKING` would show only when a slot moves.
     pub(super) async fn verify(&self, until: Instant) -> Result<(), RedisError> {
         let mut answer = self.probe(until).await;
         if answer.is_ok() && self.cluster.is_some() {
@@ -445,7 +445,7 @@ impl Link {
         answer.map_err(|failure| self.explain(failure))
     }
 
-    /// Reports the failure of a call that belongs to no check, if it is a misconfiguration. Returns the reason
+    /// Reports the failure of a call that belongs to no check, if the failure is a misconfiguration. Returns the reason
     /// why there is no connection, if that reason is known, and otherwise the failure's own error.
     pub(super) fn explain(&self, failure: CallFailure) -> RedisError {
         self.report_misconfiguration(&failure.error);
@@ -609,8 +609,8 @@ impl Link {
         }
     }
 
-    /// Stops watching the server, and reports this if the server was reported as down. Afterwards nothing probes the
-    /// server, so calls that come late are still sent.
+    /// Stops watching the server, and reports this if the server was reported as down. Closes the breaker, because no
+    /// probe of the server will do so, and late calls still have to be sent.
     pub(super) fn retire(&self) {
         self.is_retired.store(true, Ordering::SeqCst);
         self.breaker.close();

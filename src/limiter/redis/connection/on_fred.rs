@@ -98,8 +98,8 @@ impl FredTarget {
         self.0.username.is_some() || self.0.password.is_some()
     }
 
-    /// Makes a transport to the server that the URL names, or to a server of the same cluster. Errors have
-    /// the `name`.
+    /// Makes a transport to the server that the URL names, or to a server of the same cluster. Errors of the
+    /// transport contain `name`.
     pub(super) fn transport(
         &self,
         name: &Address,

@@ -120,8 +120,8 @@ impl RedisRsTarget {
         self.0.url.login != Login::default()
     }
 
-    /// Makes a transport to the server that the URL names, or to a server of the same cluster. Errors have
-    /// the `name`.
+    /// Makes a transport to the server that the URL names, or to a server of the same cluster. Errors of the
+    /// transport contain `name`.
     pub(super) fn transport(
         &self,
         name: &Address,

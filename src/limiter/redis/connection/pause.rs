@@ -10,14 +10,14 @@ use crate::base::random;
 /// before.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
-/// The least duration of a connection. A connection that ended before this time counts as a failed attempt.
+/// The least duration of a connection. A connection that ended sooner counts as a failed attempt.
 const LASTED: Duration = Duration::from_millis(10);
 
 /// The first and the longest time between two connections to an address whose server says that it cannot serve. Each
 /// time is twice as long as the time before.
 const RESTARTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// After this time without a restart, the times between restarts begin again with the shortest time.
+/// If there was no restart for this time, the times between restarts begin again with the shortest one.
 const CALM: Duration = Duration::from_secs(10);
 
 /// The pauses between attempts to connect to one server.

@@ -21,14 +21,14 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The interval at which a server that is believed dead is probed, unless the deadline is long.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
-/// The time for which a server may be believed dead before it gets a new connection, in case only the old connection is
-/// dead. The time is shorter for a server with a connection, because after a lost answer each call would get the answer
-/// to the call before it.
+/// A server that has been believed dead for this time gets a new connection, in case only the old connection is dead.
+/// The time is shorter if there is a connection, because an answer may have been lost on it. Then each later call on
+/// this connection would get the answer to the call before it.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_IF_CONNECTED: Duration = Duration::from_millis(500);
 
-/// A server that went down again within this time after its return is reported as up only after it has
-/// answered for a while. So a server that comes and goes many times a second causes few events.
+/// If a server goes down again within `FLAPS` after its return, it is reported as up only after it has answered for
+/// `STEADY`. So a server that comes and goes many times a second causes few events.
 const FLAPS: Duration = Duration::from_secs(10);
 const STEADY: Duration = Duration::from_secs(1);
 

@@ -11,7 +11,7 @@ pub(super) const SLOTS: usize = 16_384;
 /// more than 1,000 servers.
 pub(super) const MASTERS: usize = 1_000;
 
-/// The maximum number of replicas that are remembered, in case no master answers. More are left out.
+/// The maximum number of replicas that are remembered, in case no master answers. Further replicas are left out.
 const REPLICAS: usize = 64;
 
 /// Returns the slot of a key, which depends on the text between its first braces.

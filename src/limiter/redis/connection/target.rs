@@ -73,7 +73,7 @@ fn check_parameters(scheme: &str, url: &str) -> Result<(), RedisError> {
     }
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     Err(misconfigured(format!(
-        "the URL for Redis has a parameter that {scheme}:// does not have; its parameters: {known}"
+        "the URL for Redis has a parameter that {scheme}:// does not have; the parameters of {scheme}://: {known}"
     )))
 }
 
@@ -175,7 +175,7 @@ impl UrlTarget {
             ));
         }
         if matches!(self.kind, TargetKind::Sentinel(_)) {
-            // fred would ask for the credentials of the sentinels, too, and does not say which server is a sentinel.
+            // fred would call the closure for connections to sentinels, too, without saying that they are sentinels.
             return Err(misconfigured("credentials(…) is not possible with sentinels: put the user into the URL"));
         }
         Ok(())

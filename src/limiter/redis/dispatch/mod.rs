@@ -93,9 +93,9 @@ impl Dispatcher {
         answers
     }
 
-    /// Returns the answer to each request. If a request named a calendar window that does not contain the
-    /// server's time, the request is sent again, with the time in the server's answer. This is the case at the edge
-    /// of a window, and in the first call of a process with another calendar time.
+    /// Returns the answer to each request. If a request named a calendar window that does not contain the server's
+    /// time, the request is sent again, with the time in the server's answer. This happens at the edge of a window,
+    /// and in the first call of a process whose clock is in another window than the server's clock.
     async fn answers(
         &self,
         requests: &[&WireRequest],

@@ -6,10 +6,10 @@
 //! A cluster hashes the part between the braces. So all policies of one caller are in one slot, and one call
 //! can decide them together.
 //!
-//! A caller's key may be a secret, so its hash is stored: `h` and 32 hexadecimal digits, the first half of
-//! the SHA-256 of the limiter's secret (16 zero bytes if there is none) and the key. The hash function is
-//! public, so an attacker must not be able to find a key with another caller's hash. With `readable_keys`,
-//! keys are stored as they are, after a `k`.
+//! A caller's key may be a secret, so its hash is stored: `h` and 32 hexadecimal digits. They are the first half of a
+//! SHA-256, whose input is the limiter's secret (16 zero bytes if there is none) and the key. The hash function is
+//! public, so an attacker must not be able to find a key with another caller's hash. With `readable_keys`, keys are
+//! stored as they are, after a `k`.
 //!
 //! Different (prefix, policy name, caller) triples have different stored keys: a prefix has no
 //! brace, the length of the name is stored, and a caller's key that has a closing brace is hashed.

@@ -136,8 +136,9 @@ pub(super) fn head(kind: StateKind, spec: &Spec) -> ValueHead {
 /// bytes.
 const ZONE_MAX: usize = 64;
 
-/// The position in a run for a calendar's window: the start and the end of the window, and the end of the next
-/// window. The window of the server's time is filled in when the run is sent.
+/// The position, in a run, of three instants of a calendar: the start and the end of a window, and the end of
+/// the next window. The instants are filled in when the run is sent, for the window that contains the server's
+/// time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowPlace {
     at: usize,

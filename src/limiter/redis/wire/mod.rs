@@ -57,14 +57,13 @@
 //! process then asks again with the window of the server's time. The head names the calendar and its zone.
 //!
 //! A value with the head of the request's quota is used as it is. A value with another head of this version
-//! was written under another quota, and `look.lua` reads it as a state under the request's quota. If a value
-//! has no head of this version, its request fails as [`Foreign`](StoreErrorKind::Foreign), and the value stays
-//! as it is.
+//! was written under another quota, and `look.lua` reads it as a state under the request's quota. If a value has no
+//! head of this version, the request fails as [`Foreign`](StoreErrorKind::Foreign), and the value stays as it is.
 //!
 //! # The version rule
 //!
-//! Processes of different versions share one Redis during a roll-out, so a version may only change its calls,
-//! not the values that processes of other versions find:
+//! Processes of different versions share one Redis during a roll-out, so a new version may change its calls, but not
+//! the values that processes of other versions find:
 //!
 //! * The program and the reply may change at will. A script's name is its hash, so each process
 //!   runs the script that it was built with.
@@ -130,8 +129,8 @@ pub(super) fn call(requests: &[&WireRequest], number: u64, time: CallTime) -> Ca
     Call { script: script::requests(), keys, args: std::iter::once(program).chain(clock).collect() }
 }
 
-/// Returns a call without a request, which reads and writes nothing. A server that has run it knows the script. It
-/// needs no rights but those to run scripts, because it names a time.
+/// Returns a call without a request, which reads and writes nothing. A server that has run it knows the script. The
+/// call names a time, so the script does not ask Redis for it, and the user needs only the rights to run scripts.
 pub(super) fn probe() -> Call {
     call(&[], u64::MAX, CallTime::Given(Timestamp::from_micros(0)))
 }

@@ -89,8 +89,8 @@ impl<B: Backend> Checks<B> {
         })
     }
 
-    /// Sends the refunds of a refused or failed set. Units whose refund cannot be sent return as
-    /// they drain.
+    /// Sends the refunds of a refused or failed set. If a refund cannot be sent, its units come back with time, as
+    /// used units do.
     pub(super) fn send_refunds(self: &Arc<Self>, refunds: Vec<Refund>) {
         for refund in refunds {
             drop(self.send_refund(refund));
@@ -124,9 +124,9 @@ impl<B: Backend> Checks<B> {
         let mut result = Ok(());
         while let Some((refund, callers)) = self.queue_refunds.next(tag) {
             let checks = Arc::downgrade(self);
-            // Either this loop or the callback of the answer sends the next refund, whichever gets here later. If the
-            // runtime has ended, `correct` returns after the callback. If the callback sent the next refund in this
-            // case, this function would recurse once for each refund.
+            // Either this loop or the callback of the answer sends the next refund: the one that gets here later. If
+            // the runtime has ended, the callback runs within `correct`, so the loop sends the next refund. If the
+            // callback sent it, this function would recurse once for each refund.
             let is_later = Arc::new(AtomicBool::new(false));
             let answer_is_later = Arc::clone(&is_later);
             let sent = self.correct(self.refund_request(&refund), move |answer| {

@@ -14,8 +14,8 @@ use crate::limiter::remote::flights::Receiver;
 use crate::limiter::remote::set::{self, Indices, Pending, Set};
 use crate::limiter::remote::unanswered::Unanswered;
 
-/// The maximum number of times that charges are sent if a key is reset during each call. Each key of the charges that
-/// was reset before adds one try, because an answer names only one key.
+/// The maximum number of times that charges are sent if a key is reset during each call. Each charge of a concurrency
+/// limit adds one try: its key may have been reset before, and an answer names only one such key.
 const TRIES: usize = 2;
 
 /// The receiver of the answer to some charges of a set. The flight owns the receiver, so the answer is noted even if

@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use crate::base::time::Timestamp;
 
-/// The shortest phase, in microseconds. So limiters with different deadlines, up to 130 ms, halve at the same times.
+/// The shortest phase, in microseconds. A phase lasts at least four deadlines. So limiters with deadlines up to 130
+/// ms have the shortest phase, and halve at the same times.
 const PHASE_US_MIN: u64 = 1 << 19;
 
 /// The least number of calls that a phase must have to be used.

@@ -11,8 +11,8 @@
 //!   limiter adds the same small step.
 //! * Long calls are no reason to send less if other clients cause them. [`halving`](super::halving) finds out whether
 //!   other clients or limiters are the cause.
-//! * A lane has few calls in flight while calls are short, because one call with many requests costs less. A lane
-//!   has many calls in flight while calls are long, because a call that waits costs nothing.
+//! * A lane has few calls in flight while calls are short, because one call with many requests costs less than many
+//!   small calls. A lane has many calls in flight while calls are long, because a call that waits costs nothing.
 //!
 //! DESIGN.md says which other laws were tried.
 
@@ -30,9 +30,9 @@ const WINDOW_MAX: u64 = 1 << 16;
 /// The number of parts that a window of one request has. Windows and gains are counted in such parts.
 const PART: u64 = 1 << 10;
 
-/// The bounds of the number of calls of a lane at a time, if they share a connection. With two calls at a time, 16
-/// callers got half the checks that they got with one call each, because the store and the process waited for each
-/// other.
+/// The least and the largest number of calls that a lane has in flight, if its calls share a connection. With two
+/// calls at a time, 16 callers got half the checks that they got with one call each, because the store and the process
+/// waited for each other.
 pub(super) const CALLS_MIN: u64 = 4;
 const CALLS_MAX: u64 = 64;
 
@@ -243,8 +243,9 @@ impl LoadWindow {
 
     /// Updates the time of a lone call with the time of this call.
     fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, deadline: u64) {
-        // If others make calls long, the window grows, and calls take as long as before. If they take much longer, the
-        // limiters make them long after all. The next finding would say so only a second later.
+        // After a finding that other clients make calls long, the window grows. If the finding is right, a larger
+        // window does not make calls longer. If calls then take more than 1.5 times as long as at the finding, the
+        // limiters count as the cause after all. The next finding would say so only a second later.
         self.long_by_others = self.long_by_others.filter(|whole| self.call <= whole + whole / 2);
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
@@ -262,7 +263,7 @@ impl LoadWindow {
         let is_measured = sent.phase.is_some() && is_long && self.alone > 0;
         if sent.flights <= 1 && !is_measured {
             // A slow call may have waited for the calls of other processes. If slow calls counted in full, processes
-            // that together fill a store would take their waits for the time of a lone call.
+            // that together fill a store would mistake their waits for the duration of a lone call.
             self.alone = if self.alone == 0 { took } else { took.min(moved(self.alone, took, 32)).max(1) };
         }
     }
@@ -288,8 +289,8 @@ impl LoadWindow {
     /// Returns how long a call may take before the window shrinks.
     ///
     /// While other clients are the cause of long calls, the result is more than the deadline, because some calls are
-    /// then late whatever this process does. If most calls take even longer than the result, other clients may not be
-    /// the cause, and a smaller window shows whether they are the cause.
+    /// then late whatever this process does. If most calls take even longer than the result, limiters may be the cause
+    /// after all. The window then shrinks, which shows whether they are.
     fn goal(&self, deadline: u64) -> u64 {
         if self.long_by_others.is_some() && self.call > deadline / 2 {
             deadline / 10 * 13
@@ -299,16 +300,17 @@ impl LoadWindow {
     }
 
     /// Returns how long a call may take if limiters are the cause of long calls: seven tenths of the deadline. If a
-    /// lone call takes more than four tenths of the deadline, the result is longer: the mean of the lone call's time
-    /// and the deadline, or a little more than the lone call's time ([`beyond_alone`](Self::beyond_alone)).
+    /// lone call takes more than four tenths of the deadline, the result is longer. It is then the mean of the lone
+    /// call's time and the deadline, or a little more than the lone call's time if that is longer
+    /// ([`beyond_alone`](Self::beyond_alone)).
     fn target(&self, deadline: u64) -> u64 {
         let half = if self.alone < deadline { (self.alone + deadline) / 2 } else { 0 };
         (deadline / 10 * 7).max(half).max(self.beyond_alone(deadline))
     }
 
-    /// Returns the time from which a call takes longer because of other calls in flight. The result is zero
-    /// if that time is not known. The result is also zero if even a lone call is late, because then only a
-    /// few calls are worth sending.
+    /// Returns a little more than the duration of a lone call. A call that takes longer than the result was slowed by
+    /// other calls in flight. The result is zero if the duration of a lone call is not known. The result is also zero
+    /// if even a lone call is late, because then only a few calls are worth sending.
     fn beyond_alone(&self, deadline: u64) -> u64 {
         if self.alone < deadline / 8 * 9 { self.alone + self.alone / 20 * 3 } else { 0 }
     }

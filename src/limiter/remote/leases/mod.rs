@@ -227,8 +227,7 @@ impl Watched {
         self.policy.name_fingerprint() == policy.name_fingerprint() && self.key == *key
     }
 
-    /// Returns whether no lease is held or requested, and no units were charged for about ten
-    /// spans.
+    /// Returns `true` if no lease is held or requested, and no units were charged for about ten spans.
     fn is_idle(&self, now: Timestamp) -> bool {
         self.leases.is_empty() && !self.asking && now.saturating_since(self.since) >= 10 * SPAN
     }

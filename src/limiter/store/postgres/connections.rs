@@ -101,7 +101,7 @@ pub trait Connections: Send + Sync + 'static {
     /// # Errors
     /// Returns the error of the statement, or the reason why there is no connection. If the cause is an error of
     /// `tokio_postgres`, the returned error must be that error or have it as one of its
-    /// [sources](std::error::Error::source), because the store reads its code.
+    /// [sources](std::error::Error::source), because the store reads the code of that error.
     fn run(
         &self,
         statement: &Statement,

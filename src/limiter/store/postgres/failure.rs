@@ -12,8 +12,7 @@ use crate::limiter::store::StoreError;
 /// An error that several callers get.
 pub(super) type SharedError = Arc<dyn Error + Send + Sync>;
 
-/// Returns the code that the server gave an error, if the error or one of its sources is from the
-/// server.
+/// Returns the server's code for an error, if the error or one of its sources is from the server.
 pub(super) fn code_of<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a SqlState> {
     levels_of(error).find_map(|error| error.downcast_ref::<tokio_postgres::Error>()?.code())
 }
@@ -24,19 +23,19 @@ fn levels_of<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (
     std::iter::successors(Some(error), |error| (*error).source())
 }
 
-/// Returns whether the statement was undone because another statement has inserted one of its keys.
+/// Returns whether the server rolled a statement back because another statement had inserted a key of it.
 pub(super) fn is_conflict(error: &BoxError) -> bool {
     code_of(&**error) == Some(&SqlState::UNIQUE_VIOLATION)
 }
 
-/// Returns whether the server undid the statement because of other statements that ran at the same time. An undone
+/// Returns whether the server rolled a statement back because of other statements that ran at the same time. Such a
 /// statement has changed nothing.
 pub(super) fn is_undone(error: &BoxError) -> bool {
     let undone = [&SqlState::T_R_SERIALIZATION_FAILURE, &SqlState::T_R_DEADLOCK_DETECTED];
     code_of(&**error).is_some_and(|code| undone.contains(&code))
 }
 
-/// Returns whether a statement of several swaps changed nothing because another statement inserted one of its keys.
+/// Returns whether a statement of several swaps changed nothing because another statement had inserted a key of it.
 pub(super) fn is_of_an_insert(error: &BoxError) -> bool {
     let by_insert = [&SqlState::DIVISION_BY_ZERO, &SqlState::LOCK_NOT_AVAILABLE];
     code_of(&**error).is_some_and(|code| by_insert.contains(&code))
@@ -115,7 +114,8 @@ fn read_only(name: &str, phase: Phase) -> (StoreErrorKind, String) {
             (StoreErrorKind::Misconfigured, message)
         }
         Phase::Service => {
-            let message = format!("{name} is read-only: it fails over, or was made a standby or read-only");
+            let message =
+                format!("{name} is read-only: a failover is under way, or the server was made a standby or read-only");
             (StoreErrorKind::Unavailable, message)
         }
     }

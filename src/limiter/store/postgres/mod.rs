@@ -52,12 +52,12 @@
 //!
 //! # Long transactions
 //!
-//! While a transaction is open anywhere in the server, such as a long report or a dump, PostgreSQL
-//! keeps the old versions of all rows that the transaction could still see. Meanwhile the row of a
-//! key that is charged often collects old versions, and each check has to skip these versions. After a transaction
-//! had been open for 100 s, and 22,000 checks of one key had been made, a check took five times the usual processor
-//! time of the server. After the transaction's end, a check took 1.2 times the usual time, and the space of old
-//! versions is used again. If reports run for hours, use a standby for them.
+//! While a transaction is open anywhere in the server, such as a long report or a dump, PostgreSQL keeps the old
+//! versions of all rows that the transaction could still see. Meanwhile old versions of a row pile up if its key is
+//! charged often, and each check has to skip these versions. After a transaction had been open for 100 s, and 22,000
+//! checks of one key had been made, a check took five times the usual processor time of the server. After the
+//! transaction's end, a check took 1.2 times the usual time, and the server used the space of old versions again. If
+//! reports run for hours, use a standby for them.
 //!
 //! # Many processes and one key
 //!

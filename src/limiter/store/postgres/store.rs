@@ -31,11 +31,10 @@ const SWEEPS: Duration = Duration::from_secs(5);
 /// The maximum number of swaps of one statement. The server needs some 10 µs for each swap.
 const SWAPS: usize = 64;
 
-/// The maximum number of times that a statement is run if the server undoes it because of other
-/// statements.
+/// The maximum number of times that a statement is run if the server rolls it back because of other statements.
 const RUNS: u32 = 20;
 
-/// The longest pause before an undone statement is run again.
+/// The longest pause before a statement that was rolled back is run again.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// The longest time to live in seconds: 300 years. PostgreSQL can store instants that lie further ahead than this
@@ -77,7 +76,7 @@ struct Inner<C> {
     runtime: Handle,
     max_connections: usize,
     inserted: AtomicU64,
-    /// How often the server has undone a statement.
+    /// How often the server has rolled a statement back.
     undone: AtomicU64,
     sweep: Sweep,
 }
@@ -308,7 +307,7 @@ impl<C: Connections> Inner<C> {
         Statement::new(&self.table.swap_each, [keys, numbers, expected, is_put, versions, values, lives])
     }
 
-    /// Runs a statement. If the server undoes the statement because of concurrent statements, nothing was changed,
+    /// Runs a statement. If the server rolls the statement back because of concurrent statements, nothing was changed,
     /// and the statement is run again.
     async fn run(&self, statement: &Statement) -> Result<Vec<Row>, BoxError> {
         for runs in 1.. {

@@ -9,14 +9,14 @@
 //!   two sets wait for each other.
 //! * A set is one statement. The statement locks the rows before it compares them, and writes all changes or none.
 //!   The statement does not see a row that another transaction inserts after the statement began. Inserting that row
-//!   again fails as a unique violation, which undoes the whole statement.
+//!   again fails as a unique violation, which rolls the whole statement back.
 //! * Several swaps share one statement, which is one transaction and waits once for the disk. The statement skips rows
 //!   that another transaction has locked, so other keys do not wait for such a row, and two processes never wait for
 //!   each other's rows. A skipped row looks like a missing row, so the statement looks for missing rows once more
 //!   without a lock. A swap with a skipped row is sent alone. If another transaction inserts a key after the statement
-//!   began, the statement does not insert the key, and the key's swap is sent alone too. If a swap of several new
-//!   keys could insert only some of them, a deliberate division by zero undoes the whole statement, and the swaps
-//!   that insert are sent alone.
+//!   began, the statement does not insert the key, and the key's swap is sent alone too. If a swap of several new keys
+//!   could insert only some of them, a deliberate division by zero rolls the whole statement back, and the swaps that
+//!   insert are sent alone.
 //! * `lock_timeout` ends with the statement, because each statement is a transaction of its own. Behind
 //!   PgBouncer, a setting of the connection would also apply to other applications.
 

@@ -14,7 +14,7 @@ use crate::limiter::Effect;
 /// No round trip takes as long while there are no faults.
 const QUIET_TRIP: Duration = Duration::from_millis(5);
 
-/// The time of decisions stands still for at most this time while it is corrected.
+/// The time of decisions stands still if the corrected time is behind it by at most this duration.
 const STANDS: Duration = Duration::from_millis(5);
 
 /// The time after the last fault in which every process recovers.
