@@ -117,9 +117,9 @@ pub trait Limiter: Send + Sync + 'static {
     /// store cannot write. An [overload](Self::is_overload) of this process is not an error. The probe of a
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if the probes of both limiters fail.
     ///
-    /// The guide says [how to use the answer](crate::guide::redis_and_failures#readiness). Do not use the
-    /// error in the statistics for a probe. That error stays in the statistics until a check succeeds. A
-    /// process that gets no requests because of the error would never make such a check.
+    /// The guide says [how to use the answer](crate::guide::redis_and_failures#readiness). Do not answer a probe with
+    /// the error that the statistics show. That error stays until a check succeeds. A process that gets no requests
+    /// because of its failed probes would never make such a check.
     fn probe(&self) -> Reply<(), Self::Error, Self::Future<()>> {
         Reply::Now(Ok(()))
     }
@@ -130,9 +130,9 @@ pub trait Limiter: Send + Sync + 'static {
     /// units of a process that dies.
     ///
     /// The layer's `check()` reports a quota that its limiter does not support, and the conformance suite skips
-    /// such a quota. A limiter that gets a charge under an unsupported quota anyway returns an error or denies
-    /// the charge. A limiter may ignore only a [wait in line](Quota::max_wait). A limiter without lines may
-    /// decide as if the quota had no wait, because the layer lets requests wait.
+    /// such a quota. A limiter that gets a charge under an unsupported quota anyway returns an error or denies the
+    /// charge. The only option that a limiter may ignore is a [wait in line](Quota::max_wait). A limiter without lines
+    /// decides as if the quota had no wait, because the layer lets requests wait.
     ///
     /// # Errors
     /// Returns an error if the limiter does not support the quota. The error says why, and what to

@@ -47,8 +47,8 @@
 //! a row lapses *L*. The default is 30 s, the minimum 3 s. A process renews its rows three times in *L*, each
 //! time with the number of units that it holds. So a place that is held for an hour is kept, and:
 //!
-//! * A process that is killed loses its places within *L*, even without a check of the key. A process that
-//!   ends normally calls [`close`](crate::RedisLimiter::close), which returns its places at once.
+//! * A process that is killed loses its places within *L*, even without a check of the key. Before a process ends, call
+//!   [`close`](crate::RedisLimiter::close), which returns its places at once.
 //! * If the answer to a check is lost, the place may have been taken. The process corrects its row with its
 //!   next call for the key, and at the latest after *L*/30. A lost return is corrected in the same way.
 //! * After a reconnect, a process first reports how many units of a key it holds, and then takes more units of that
@@ -66,11 +66,11 @@
 //! with one exception: calls to Redis that are under way at the same time are decided in the order in which
 //! they arrive.
 //!
-//! A request asks as soon as it is the first of its line. The first request of a line asks again after 20 ms,
-//! later after up to 500 ms, and at once when its own process returns a place. A request that waits for less
-//! than four seconds asks at least six times, but with pauses of at least 5 ms. Each of these calls says how
-//! long the request has waited. Redis keeps a freed place for the request that has waited longest in any
-//! process. So no process starves. The price:
+//! A request asks as soon as it is the first of its line. The first request of a line asks again after 20 ms, later
+//! after up to 500 ms, and at once when its own process returns a place. If the longest wait of a request is below four
+//! seconds, it asks at least six times, but with pauses of at least 5 ms. Each of these calls says how long the request
+//! has waited. Redis keeps a freed place for the request that has waited longest in any process. So no process starves.
+//! The price:
 //!
 //! * A freed place stays unused until the first request in line asks. The place stays unused for up to 500 ms if
 //!   another process held it, and for less time if the wait is short.

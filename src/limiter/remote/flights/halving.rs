@@ -1,12 +1,12 @@
 //! Finds out which part of a call's time the limiters of a store cause together, and which part other clients cause.
 //!
 //! A process sees no difference between a server on which other clients run long scripts and a server that
-//! twenty processes of this crate fill. If other clients make the calls long, this process may send more
-//! without a cost to others. If processes of this crate made the calls long and then sent even more, nearly
-//! every answer would come too late. So while calls take long, all limiters of a store halve their windows at
-//! the same times: in every second [`HalvingPhase`] of the store's clock, which the store's answers report. In such a
-//! phase, the part of a call's time that limiters cause is halved, and the part that other clients cause is not. The
-//! two measured times give the time of a call while no limiter sends anything.
+//! twenty processes of this crate fill. If other clients make the calls long, this process may send more without
+//! slowing them down. If processes of this crate made the calls long and then sent even more, nearly every answer
+//! would come too late. So while calls take long, all limiters of a store halve their windows at the same times: in
+//! every second [`HalvingPhase`] of the store's clock, which the store's answers report. In such a phase, the part of
+//! a call's time that limiters cause is halved, and the part that other clients cause is not. The two measured times
+//! give the time of a call while no limiter sends anything.
 
 use std::time::Duration;
 

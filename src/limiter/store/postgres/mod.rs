@@ -67,8 +67,8 @@
 //! processes go first, for up to 8 ms. A check that cannot win the key by its deadline fails as
 //! [`Contended`](crate::limiter::StoreErrorKind::Contended). In a measurement, eight processes of four tasks
 //! each charged one key without a pause on two busy processors. Of 160,000 checks, 4 % missed the deadline of
-//! 50 ms, and 0.1 % lost the key to other processes. With 32 limiters, a third of the checks missed the
-//! deadline. So give such a key a longer deadline: 3 % of the checks missed a deadline of 200 ms.
+//! 50 ms, and 0.1 % lost the key to other processes. With 32 limiters, a third of the checks missed the deadline. So
+//! give limiters of such keys a longer deadline: 3 % of the checks missed a deadline of 200 ms.
 //!
 //! # Connections
 //!
