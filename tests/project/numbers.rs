@@ -58,7 +58,7 @@ const PROMISES: &[Promise] = &[
     ),
     ("src/limiter/remote/options.rs::DENIALS", &["at about 200 bytes each: from {_} to {_}, and {} by default."]),
     ("src/limiter/remote/denial_cache.rs::DENIALS_MAX", &["at about 200 bytes each: from {_} to {}, and"]),
-    ("src/limiter/remote/denial_cache.rs::LONGEST", &["until the key's wait is over, or {} has passed."]),
+    ("src/limiter/remote/denial_cache.rs::LONGEST", &["until the key's wait is over or {} has passed."]),
     ("src/limiter/remote/denial_cache.rs::LONGEST_UNKNOWN", &["A denial is remembered for at most {}, and a return"]),
     (
         "src/limiter/remote/options.rs::PLACES_LAPSE",
