@@ -14,7 +14,8 @@ use crate::middleware::charge::access::Access;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
-/// The maximum length of a name, an operator, a reason, a key, and a value that is not a text of rules, in bytes.
+/// The maximum length in bytes of each stored text: a name, an operator's name, a reason, a key or a value. A
+/// text of rules may be longer.
 const WORD_MAX: usize = 512;
 
 labelled! {
@@ -180,15 +181,16 @@ impl FleetChange {
         Self::new(FleetTarget::new(FleetKind::Rules, name), &text.into())
     }
 
-    /// Ends the entry of a target. If the target is rules, the rules of the file are in force again.
+    /// Ends the entry of a target. If the target is a text of rules, the rules of the file come into
+    /// force again.
     #[must_use]
     pub fn end(target: FleetTarget) -> Self {
         Self { target, value: None, lasting: None, seen: None }
     }
 
-    /// Makes a change from texts that a form or a program sent. `subject` is the network or the key. If a key is given
-    /// as the text of an address, the subject is the key of that address. Otherwise the subject is the key of the
-    /// text. Without a value, the change ends the entry.
+    /// Makes a change from texts that a form or a program sent. `subject` is the network or the key. If the target is
+    /// a key and `subject` is the text of an address, the key is that of the address. Otherwise the key is that of
+    /// the text. Without a value, the change ends the entry.
     ///
     /// # Errors
     /// Returns an error if the subject is missing or cannot be read, or if there is a subject for a kind that has none.
@@ -263,7 +265,7 @@ impl FleetChange {
             FleetKind::Plan => value.parse::<usize>().map(drop).map_err(wrong_value),
             FleetKind::Rules => Ok(()),
             FleetKind::FormerRules => {
-                Err(invalid("the former rules cannot be set: each change of the rules keeps them"))
+                Err(invalid("the former rules cannot be set: each change of the rules sets them by itself"))
             }
         }
     }
@@ -311,7 +313,8 @@ pub struct FleetRollback {
 pub struct FleetAction {
     /// The revision that the action made.
     pub revision: u64,
-    /// A part of the version that the action made. The process that acted finds its action by this tag.
+    /// The random lower half of the version that the action made. A process that got no answer to its
+    /// swap looks for this tag, to find out whether the action was made.
     pub(super) tag: u64,
     /// The time of the action.
     pub at: Timestamp,

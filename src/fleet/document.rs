@@ -54,7 +54,7 @@ pub(super) struct FleetAuthor<'a> {
     pub(super) by: &'a str,
     pub(super) why: &'a str,
     pub(super) at: Timestamp,
-    /// A part of the version that the change makes.
+    /// The lower half of the version that the change makes; see [`FleetAction::tag`].
     pub(super) tag: u64,
     /// The secret that the change adds if the document has no secret yet.
     pub(super) secret: u128,
@@ -184,7 +184,7 @@ impl FleetDocument {
             let FleetChange { target, value, lasting, .. } = change;
             if value.is_none() && !next.entries.contains_key(target) {
                 let FleetTarget { kind, name, .. } = target;
-                let message = format!("no `{kind}` of the name `{name}` is set like this, so there is nothing to end");
+                let message = format!("there is nothing to end: no such `{kind}` of the name `{name}` is set");
                 return Err(FleetError::new(FleetErrorKind::Conflict, message));
             }
             let action = FleetAction {
@@ -219,12 +219,12 @@ impl FleetDocument {
     fn refuse_unseen(&self, change: &FleetChange) -> Result<(), FleetError> {
         let Some(seen) = change.seen else { return Ok(()) };
         if seen > self.revision {
-            let message = format!("there is no revision {seen} to have seen: the latest is {}", self.revision);
+            let message = format!("the revision {seen} does not exist yet: the latest is {}", self.revision);
             return Err(FleetError::new(FleetErrorKind::Conflict, message));
         }
         let later = self.actions.iter().find(|action| action.target == change.target && action.revision > seen);
         let Some(FleetAction { by, at, revision, why, .. }) = later else {
-            // If a change is older than all kept actions, only the entry that it set still shows the change.
+            // The document keeps only the last actions. An older change shows only in the entry that it set.
             let entry = self.entries.get(&change.target).filter(|entry| entry.revision > seen);
             let Some(entry) = entry else { return Ok(()) };
             return Err(conflict(&entry.by, entry.at, entry.revision, &entry.why));
@@ -277,8 +277,8 @@ fn conflict(by: &str, at: Timestamp, revision: u64, why: &str) -> FleetError {
     FleetError::new(FleetErrorKind::Conflict, message)
 }
 
-/// Returns the change that restores the rules which were in force before the last change, and the entry that has
-/// these rules. There is no entry if they are the rules of the file.
+/// Returns the change that puts the previous rules in force again, and the entry that has their text. Returns no
+/// entry if the previous rules are the rules of the file.
 pub(super) fn rollback(
     document: &FleetDocument,
     name: &str,
@@ -318,8 +318,8 @@ fn read_time(word: &str) -> Option<Option<Timestamp>> {
     if word == "-" { Some(None) } else { word.parse().ok().map(|us| Some(Timestamp::from_micros(us))) }
 }
 
-/// Returns the previous entry's text `before` if `text` is equal to it, so that equal texts share memory. Most
-/// entries have one of a few texts.
+/// Returns the text of the previous entry, `before`, if it is equal to `text`, and otherwise `text`. So
+/// neighbouring entries with equal texts share memory.
 fn shared(text: Arc<str>, before: Option<&Arc<str>>) -> Arc<str> {
     before.filter(|before| **before == text).map_or(text, Arc::clone)
 }
@@ -435,7 +435,7 @@ mod tests {
         assert!(ended.changed(&[target.clone().seen(1)], author(3)).is_err(), "the end was a change");
         let error = first.changed(&[target.seen(2)], author(2)).unwrap_err();
         assert_eq!(error.kind(), FleetErrorKind::Conflict);
-        assert!(error.to_string().contains("no revision 2 to have seen: the latest is 1"), "{error}");
+        assert!(error.to_string().contains("the revision 2 does not exist yet: the latest is 1"), "{error}");
     }
 
     #[test]

@@ -15,8 +15,8 @@ pub enum FleetErrorKind {
     /// The change is not valid: this process does not know its name, or its value does not fit the kind. Nothing was
     /// changed.
     Invalid,
-    /// The target was changed after the revision that the author had [seen](super::FleetChange::seen), that revision
-    /// does not exist, or the change ends an entry that does not exist. Nothing was changed.
+    /// The change does not fit the settings: the target was changed after the revision that the author had
+    /// [seen](super::FleetChange::seen), no such revision exists, or there is no entry to end. Nothing was changed.
     Conflict,
     /// The change would exceed the maximum number of entries or the maximum length of the text. Nothing
     /// was changed.
@@ -25,8 +25,8 @@ pub enum FleetErrorKind {
     Unsupported,
     /// This version of the crate cannot read the stored text. Nothing was changed.
     Foreign,
-    /// The store did not answer. If the error's text does not say that nothing was changed, it is unknown whether the
-    /// change was made. Read the settings again.
+    /// The store did not answer. The change may have been made, unless the error's text says that nothing was
+    /// changed. Read the settings again.
     Unavailable,
 }
 

@@ -92,17 +92,17 @@ impl FleetState {
 /// A setting that the program got, with its name.
 type NamedTable = (Box<str>, FleetTable);
 
-/// Whether a thread makes the tables follow the latest document.
+/// The state of the update that makes the tables follow the latest document.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Applying {
     #[default]
     No,
     Once,
-    /// A thread makes the tables follow, and has to do so once more.
+    /// A thread updates the tables, and has to begin again with the latest document.
     Again,
 }
 
-/// A document, and since when it is known or in force.
+/// A document, and the time at which this process read it or put it in force.
 #[derive(Clone)]
 struct KnownFleet {
     document: Arc<FleetDocument>,
@@ -138,10 +138,11 @@ pub struct FleetInForce {
     pub hash: u64,
     /// The calendar time since which this process has the revision.
     pub since: Timestamp,
-    /// When the store last answered. `None` if the store has never answered, and therefore no setting
-    /// is in force.
+    /// When the store last answered. `None` if the store has never answered; then no setting is in
+    /// force.
     pub read_at: Option<Timestamp>,
-    /// Why the last reading failed. The settings that are in force stay.
+    /// Why the last reading failed, or `None` if it succeeded. After a failure the settings in
+    /// force stay.
     pub error: Option<Arc<str>>,
 }
 
@@ -284,9 +285,9 @@ impl Fleet {
         table
     }
 
-    /// Makes changes in all processes, either all of them or none. Returns the revision that the changes made. When
-    /// this method returns, the changes are in force in this process. In the other processes, the changes are in
-    /// force a second later. The store also keeps `by` and `why`.
+    /// Makes all of these changes, or none of them, in all processes. Returns the revision that the changes made.
+    /// When this method returns, the changes are in force in this process. In the other processes, the changes are
+    /// in force a second later. The store also keeps `by` and `why`.
     ///
     /// If other processes change something at the same time, this method makes its changes on top of theirs. If the
     /// store does not answer, as during a failover, the method tries again. If an answer is lost, the method finds out
@@ -385,7 +386,8 @@ impl Fleet {
                     tries.unanswered.pop();
                     tries.conflicts += 1;
                     if tries.conflicts == TRIES {
-                        let message = "nothing was changed, because others changed the settings during each try";
+                        let message =
+                            "nothing was changed, because other processes changed the settings during each try";
                         return Err(FleetError::new(FleetErrorKind::Unavailable, message));
                     }
                 }
@@ -591,8 +593,8 @@ impl ChangeTries {
     }
 }
 
-/// Runs a function that takes milliseconds or calls the application, on a thread that may block. On a worker thread
-/// of the runtime, a text of 900 kB would delay other tasks.
+/// Runs a function on one of the runtime's threads for blocking work, because the function takes milliseconds or
+/// calls the application. On a worker thread, a text of 900 kB would delay other tasks.
 async fn aside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, FleetError> {
     tokio::task::spawn_blocking(run).await.map_err(|error| {
         FleetError::new(FleetErrorKind::Unavailable, "the call was cut off, and may have taken effect").caused_by(error)
@@ -796,7 +798,8 @@ fn follow_table(
     );
 }
 
-/// Returns an error if an entry of a client would have no effect, because rules of a file have the entry's name.
+/// Returns an error if the name is that of rules of a file, on which an entry of this kind for a client has no
+/// effect.
 #[cfg(feature = "rules")]
 fn check_access(tables: &[NamedTable], kind: FleetKind, name: &str) -> Result<(), FleetError> {
     if !matches!(kind, FleetKind::Network | FleetKind::Key) {
@@ -808,8 +811,8 @@ fn check_access(tables: &[NamedTable], kind: FleetKind, name: &str) -> Result<()
 
 #[cfg(feature = "rules")]
 impl FleetState {
-    /// Makes a table for each name that has overrides, if this process has rules of files. Removes the
-    /// tables of rules that were dropped.
+    /// Removes the tables of rules that the program has dropped. If the process still has rules of
+    /// files, makes a table for each name with overrides that has no table yet.
     fn enter_overrides(&mut self) {
         let is_gone = |table: &FleetTable| matches!(table, FleetTable::Rules(rules) if rules.strong_count() == 0);
         self.tables.retain(|(_, table)| !is_gone(table));
@@ -823,8 +826,8 @@ impl FleetState {
         for name in names {
             let is_own = |(known, table): &NamedTable| **known == *name && matches!(table, FleetTable::Overrides(_));
             if !self.tables.iter().any(is_own) {
-                // Inserts this table in front of the tables of rules: tables are filled in order, and the rules read
-                // this table.
+                // Inserts the table before the tables of rules, because tables are filled in their order, and the
+                // rules read the overrides in this table.
                 self.tables.insert(0, (name.into(), FleetTable::Overrides(OwnOverrides::new())));
             }
         }

@@ -41,9 +41,9 @@
 //!
 //! A process that cannot read the text keeps the settings that it knows, and [says so](FleetInForce::error). If the
 //! store has lost the text, or has an older revision after a failover, a process that knows a newer revision restores
-//! the newer text, within a second after the store answers. So a change is lost only if two things happen: the store
-//! loses it, as Redis can in a failover, and before a process restores it, another change is made or all processes that
-//! know the lost change end. Each process ends entries according to its own calendar time.
+//! the newer text, within a second after the store answers. If the store loses a change, as Redis can in a failover,
+//! a process restores it. The change is lost for good only if another change is made first, or if all processes that
+//! know the change end first. Each process ends entries according to its own calendar time.
 
 mod change;
 mod document;

@@ -44,10 +44,11 @@ pub(crate) trait FollowFleet: Send + Sync {
     /// Returns the names of the rules for which operators can set something of this kind.
     fn rule_names(&self, kind: FleetKind) -> Vec<Box<str>>;
 
-    /// Returns an error that says why an entry of this kind for a client has no effect on these rules.
+    /// Returns an error with the reason if an entry of this kind for a client has no effect on these
+    /// rules.
     fn check_access(&self, kind: FleetKind) -> Result<(), &'static str>;
 
-    /// Returns an error that says why a text cannot be put in force.
+    /// Returns an error with the reason if a text cannot be put in force.
     fn check_text(&self, text: &str) -> Result<(), String>;
 }
 

@@ -17,8 +17,8 @@ static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static FORWARDED: HeaderName = header::FORWARDED;
 static CLOUDFRONT_VIEWER_ADDRESS: HeaderName = HeaderName::from_static("cloudfront-viewer-address");
 
-/// Returns an extractor of the client's address as trusted proxies report it. Of an IPv6 address, only
-/// the /64 counts; see [`TrustedProxies`] and [`Prefixes`].
+/// Returns an extractor of the client's address as trusted proxies report it. The key of an IPv6
+/// address is its /64; see [`TrustedProxies`] and [`Prefixes`].
 ///
 /// ```
 /// use tower_ratelimit::key::{self, TrustedProxies};

@@ -34,8 +34,8 @@ impl From<SocketAddr> for PeerAddr {
     }
 }
 
-/// Returns an extractor of the address at the other end of the connection. Of an IPv6 address, only the
-/// /64 counts; see [`Prefixes`].
+/// Returns an extractor of the address at the other end of the connection. The key of an IPv6 address
+/// is its /64; see [`Prefixes`].
 ///
 /// The address is taken from the first of these values in the request's extensions:
 ///
@@ -62,7 +62,8 @@ impl From<SocketAddr> for PeerAddr {
 /// assert_eq!(key::peer_ip()(&Head::from(&request)), Some(address));
 /// ```
 pub fn peer_ip() -> impl Fn(&Head<'_>) -> Option<IpAddr> + Clone + Send + Sync + 'static {
-    // The closure captures nothing, so that several rules share one extraction.
+    // The closure captures nothing, so the layer knows that rules with this extractor have the same
+    // key, and calls it once for all of them.
     |head| Some(Prefixes::DEFAULT.group(peer_address(head)?))
 }
 

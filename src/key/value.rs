@@ -78,7 +78,7 @@ pub(super) enum PartKind {
 }
 
 impl Key {
-    /// Returns the one key of a limit that all requests share.
+    /// Returns the key under which all requests share one allowance.
     #[must_use]
     pub const fn global() -> Self {
         Self(Repr::Inline(Inline { bytes: [0; INLINE], len: 0 }))

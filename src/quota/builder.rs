@@ -271,9 +271,9 @@ impl Quota {
     /// * No header reports the quota, because clients have no limit to obey. If all quotas of a
     ///   request are unlimited, its response has no headers of the layer.
     /// * If a key changes to an unlimited quota, the units that it used under its former quota count for one to two
-    ///   minutes more. If a key changes from an unlimited quota to another quota, it has used the units of the current
-    ///   minute. If the key has used more units than the new quota can remember, its requests are refused until these
-    ///   units no longer count.
+    ///   minutes more. If a key changes from an unlimited quota to another quota, the units of the current minute
+    ///   stay used. If the key has used more units than the new quota can remember, its requests are refused until
+    ///   these units no longer count.
     /// * To bill the usage, add a [meter](Self::meter) to the rule by
     ///   [`Rule::overage`](crate::Rule::overage), or read the statistics.
     ///
@@ -584,8 +584,8 @@ impl Quota {
 }
 
 impl Quota {
-    /// Returns the capacity that another quota of the same policy should be able to remember. Returns 0 if this quota
-    /// is unlimited.
+    /// Returns how many used units of this quota another quota of the same policy needs room for: the capacity, or 0
+    /// if this quota is unlimited.
     pub(crate) fn capacity_to_hold(&self) -> u64 {
         if self.is_unlimited() { 0 } else { self.capacity() }
     }
@@ -639,8 +639,8 @@ impl Quota {
     }
 
     fn simple(limit: u64, period_us: u64) -> Self {
-        // Every other limit is in range: the longest drain is one period, and the shortest interval
-        // is a fraction of a microsecond.
+        // A limit up to the largest one is never out of range: a full bucket drains in one period,
+        // and the interval of a unit may be a fraction of a microsecond.
         Self::from_spec(Spec::new(limit.min(UNITS_MAX), period_us, Algorithm::TokenBucket))
     }
 
@@ -732,7 +732,7 @@ impl Quota {
         self.owing(capacity.saturating_sub(self.capacity()))
     }
 
-    /// Returns the quota with at least this debt, but at most with the number of units that refill in 8.9 years.
+    /// Returns the quota with at least this debt, which is cut to the number of units that refill in 8.9 years.
     pub(crate) fn owing(self, debt: u64) -> Self {
         let debt = debt.min(self.spec.units_max()).min(UNITS_MAX);
         if debt <= self.spec.debt { self } else { self.max_debt(debt).unwrap_or(self) }

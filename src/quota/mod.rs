@@ -18,8 +18,9 @@
 //!    every earlier instant and admitted at `now + d`, provided that nothing else was charged to
 //!    the key and its quota did not change.
 //! 4. **Refusals are free.** A refused request, a peek and a cost of 0 write nothing. There are two
-//!    exceptions. Quotas that count denied requests, blocks and meters write on a refusal. A state
-//!    that lies further in the future than its quota allows is moved back.
+//!    exceptions. Quotas that count denied requests, blocks and meters write on a refusal. After
+//!    the clock has stepped back, a state that lies further in the future than its quota allows is
+//!    moved back.
 //! 5. **Costs add up.** A cost of `n` is equal to `n` costs of 1 that are all taken at one instant,
 //!    or not at all. A cost above the capacity is refused for good. Windows are half-open: a unit
 //!    is free again exactly one period later.
@@ -79,8 +80,8 @@
 //! * If there are more used units than the new quota and its debt can hold, the old state stays
 //!   until enough units are freed under the old quota. While the old state stays, requests are
 //!   refused, and a forced charge or a refund has no effect.
-//! * No unit counts for longer than if it had been taken at the change, apart from rounding to the
-//!   edge of a window.
+//! * A converted unit counts for at most as long as a unit that is taken at the change, apart from
+//!   rounding to the edge of a window.
 //! * A sliding window that weighs its oldest sub-window keeps units of a bucket as a larger entry,
 //!   because only a part of the entry counts. If the key then gets a log, the whole entry counts,
 //!   at most until one period after the change. Therefore the key may have to wait longer than
@@ -96,17 +97,17 @@
 //! it.
 //!
 //! * **One algorithm and period, two limits.** The key passes at most what the larger plan passes,
-//!   and at least what the smaller plan passes, to within one unit. With a burst of 1, the key may
-//!   pass no more than under the smaller plan, because the last admitted request decides when the
-//!   next request may come.
+//!   and at least what the smaller plan passes, to within one unit. With a burst of 1, the key
+//!   sometimes passes no more than under the smaller plan, because the last admitted request
+//!   decides when the next request is admitted.
 //! * **Blocks and meters.** The bounds for two limits hold for each round of a block or a meter.
 //!   Between two blocks, the key takes at least the smaller plan's strikes and at most the larger
 //!   plan's. A block begins with the first request that finds enough strikes for its own plan, and
 //!   lasts as long as that plan says. No change of the plan shortens or prolongs the block.
 //! * **Two algorithms, one limit and period.** In any interval the key passes at most the larger
-//!   capacity plus the units of the larger rate in that time. The key passes at least a third of
-//!   the units that the smaller plan would admit from the requests made under that plan. Plans
-//!   between which keys alternate should have one algorithm.
+//!   capacity plus the units of the larger rate in that time. The smaller plan alone would admit
+//!   some of the requests that are made under it. The key passes at least a third of these units.
+//!   Plans between which keys alternate should have one algorithm.
 //! * **Two periods.** When a request is admitted under the shorter period, units that were taken
 //!   before that period are forgotten. For example, a key that alternates between 10 per minute and
 //!   1,200 per hour can take more than 1,200 units in an hour. If both limits have to hold, charge

@@ -84,7 +84,7 @@ fn plain(text: &str) -> String {
 /// Returns the changes if the file `new` replaces the file `old`, in the order of the new file. Removed rules come
 /// last. Files that express the same rules in different ways have no changes.
 ///
-/// If a name in the files is not built in, it counts as registered.
+/// Names that are not built in count as registered.
 ///
 /// ```
 /// use tower_ratelimit::rules::{RuleChangeKind, compare};

@@ -1,5 +1,5 @@
 //! Finds rules whose quotas never refuse a request, because another rule applies to all of their requests and allows no
-//! more. The search does not find all rules that never refuse, but it finds no rule that could refuse.
+//! more. The search may miss such a rule, but each rule that it finds never refuses a request.
 
 use std::collections::{HashMap, HashSet};
 
@@ -27,7 +27,8 @@ pub(super) fn never_binding(rules: &[RuleSpec]) -> Vec<Noticed> {
             break;
         }
         let contains = |(other, outer): &(usize, &RuleSpec)| {
-            // If two rules are alike, only the later rule is reported, because only the later rule never refuses.
+            // If two rules refuse the same requests, only the later rule is reported, because one of the two is
+            // needed.
             *other != at && finder.binds(outer, rule) && (*other < at || !finder.binds(rule, outer))
         };
         let mut candidates = beginnings.candidates(rule).filter_map(|other| Some((other, rules.get(other)?)));
@@ -54,16 +55,18 @@ fn warning(rule: &RuleSpec, outer: &RuleSpec) -> Noticed {
     Noticed { kind: RulesWarningKind::NeverBinds, position: rule.name.position, message }
 }
 
-/// Returns whether the quotas of a rule can refuse a request, and the rule has no block, no candidate and no plans.
+/// Returns whether the search looks at a rule: its quotas may refuse a request, and it has no block, no candidate
+/// and no plans.
 fn is_plain(rule: &RuleSpec) -> bool {
     may_refuse(rule) && rule.block.is_none() && rule.candidate.is_none() && matches!(rule.quota, QuotaSpec::All(_))
 }
 
-/// Returns whether the quotas of a rule may refuse a request.
+/// Returns whether a rule is enabled and enforced, and charges requests a cost that is known at
+/// once.
 fn may_refuse(rule: &RuleSpec) -> bool {
     let is_settled = rule.cost.as_ref().is_some_and(|cost| matches!(cost.value, CostSpec::Reserved(_)));
-    // Excludes rules whose cost is reported later. Such a cost refuses later requests for a time that depends on the
-    // debt of each quota.
+    // Excludes rules whose cost is reported later. Such a cost can bring a key into debt. The largest debt of each
+    // quota decides how long later requests are then refused.
     rule.is_enabled && rule.mode == Mode::Enforce && rule.pace.is_none() && !is_settled
 }
 
@@ -164,7 +167,8 @@ impl Finder {
         outer.is_empty() || !inner.is_empty() && self.each_in_any(inner, outer, contains)
     }
 
-    /// Returns whether `is_it` holds for each value of `each` with at least one value of `others`.
+    /// Returns whether each value of `each` has at least one value of `others` for which `is_it`
+    /// returns true.
     fn each_in_any<T>(&mut self, each: &[T], others: &[T], is_it: impl Fn(&T, &T) -> bool) -> bool {
         each.iter().all(|one| {
             others.iter().any(|other| {

@@ -227,7 +227,8 @@ impl ConvertedRule {
         let ready = match key {
             "remote_address" => Some(CLIENT_IP),
             "masked_remote_address" => {
-                let note = "In Envoy's form a route says how many bits of an address count. Here all of IPv4 do.";
+                let note =
+                    "In Envoy's form a route says how many bits of an address count. Here all bits of IPv4 count.";
                 self.notes.push(note.to_owned());
                 Some(CLIENT_IP)
             }
@@ -370,7 +371,7 @@ rules:
     quota: "7 per second, fixed window"
     key: host
     match: {client: "10.1.2.3"}
-  # In Envoy's form a route says how many bits of an address count. Here all of IPv4 do.
+  # In Envoy's form a route says how many bits of an address count. Here all bits of IPv4 count.
   - name: "shop:masked_remote_address"
     quota: "5 per hour, fixed window"
     key: client-ip

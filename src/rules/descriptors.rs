@@ -68,7 +68,8 @@ impl DescriptorRequest {
     /// that share a counter have different quotas, the usage is converted as with [plans](crate::Rule::plans). If one
     /// request has two quotas for equal entries, the first is used.
     ///
-    /// A [concurrency limit](Quota::concurrent) is always over, because no call reports the end of the request.
+    /// Under a [concurrency limit](Quota::concurrent) a descriptor is always over its limit, because no call
+    /// reports the end of the request.
     pub fn charge_under(self, descriptor: Descriptor, quota: Quota) -> Self {
         let quota = if quota.algorithm() == Algorithm::Concurrency { Quota::concurrent(0) } else { quota };
         self.and(DescriptorCharge { descriptor, quota: Some(Box::new(quota)), refunds: false })
@@ -100,7 +101,8 @@ impl DescriptorRequest {
 /// `DescriptorLimits` answers like Envoy's service and unlike a layer:
 ///
 /// * A descriptor without hits is over its limit if nothing remains.
-/// * A refused charge of several hits uses up a fixed window that has fewer units left than hits.
+/// * A refused charge of several hits uses up a fixed window that has some units left, but too few
+///   for the charge.
 ///
 /// ```
 /// use tower_ratelimit::MemoryLimiter;
@@ -165,7 +167,7 @@ impl<L: Limiter> DescriptorLimits<L> {
     /// Decides about all descriptors of a request together.
     ///
     /// * A request is over the limit if one of its descriptors is over its limit. No descriptor of a request over the
-    ///   limit is charged, except that a fixed window with fewer units left than hits is used up, as in Envoy's
+    ///   limit is charged, except that a fixed window with too few units left for a charge is used up, as in Envoy's
     ///   service.
     /// * A descriptor without hits only looks: it is over its limit if no unit remains.
     /// * A limit in shadow mode is counted, but no descriptor is over it.

@@ -9,7 +9,7 @@ use super::problem::{FoundProblem, Position, Problem, Quoted, RulesErrorKind, Te
 use super::report::{NameKind, Noticed, RulesWarning, UnregisteredName};
 use crate::error::{Source, debug_as_text, printable};
 
-/// The maximum number of problems that are kept. Others are only counted.
+/// The maximum number of problems that are kept. Further problems are only counted.
 const PROBLEMS_MAX: usize = 100;
 
 /// The maximum number of comparisons of two letters to find suggestions for the misspelt words of one file. The work is
@@ -34,7 +34,8 @@ pub struct RulesError {
     more: usize,
     /// The file that was read.
     file: Option<Arc<Path>>,
-    /// The names that are not registered, if unregistered names are not problems.
+    /// The names that a check found not to be registered. Outside of a check, such names are
+    /// problems.
     unregistered: Box<[UnregisteredName]>,
     /// The warnings of a check.
     warnings: Box<[RulesWarning]>,
@@ -87,7 +88,7 @@ impl RulesError {
         &self.problems
     }
 
-    /// Returns the number of problems that are not among the [kept](Self::problems) problems.
+    /// Returns how many problems were found beyond the [problems](Self::problems) that were kept.
     #[must_use]
     pub fn more(&self) -> usize {
         self.more

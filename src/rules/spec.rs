@@ -107,7 +107,7 @@ pub(crate) struct RuleSpec {
     pub(crate) pace_after: Option<u64>,
     /// A quota that is a block.
     pub(crate) block: Option<At<Quota>>,
-    /// A quota that is observed and never binds.
+    /// A second quota that is only observed, and refuses no request.
     pub(crate) candidate: Option<At<Quota>>,
 }
 

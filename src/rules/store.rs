@@ -43,7 +43,8 @@ pub(super) struct RuleStore {
 }
 
 struct RulesState {
-    /// The result of the last reading of the file, whether its rules are in force or not.
+    /// The result of the last reading of the file, even if the rules that were read are not in
+    /// force.
     read: Reading,
     /// The rules of the program or its file, which are in force unless operators put other rules in force.
     #[cfg(feature = "tokio")]
@@ -156,7 +157,8 @@ impl RuleStore {
         self.state().read = Err(RulesError::of_file("the rules were read, but a limiter panicked when it got them"));
     }
 
-    /// Reads the file, and puts its rules in force if `is_wanted` returns true. Otherwise returns `None`.
+    /// Reads the file. If `is_wanted` returns true for the content, puts the rules in force, and
+    /// otherwise returns `None`.
     pub(super) fn reload(&self, is_wanted: impl Fn(&Reading) -> bool) -> Option<Result<u64, RulesError>> {
         let (read, reading) = {
             let _alone = lock(&self.reads);
@@ -201,9 +203,9 @@ impl RuleStore {
         Ok(version)
     }
 
-    /// Puts the rules of a text or a file in force, unless the file was read again since then. No lock is held while
-    /// limiters and observers are called, because they are the application's code and may call this method. If other
-    /// rules came into force meanwhile, the method therefore starts again.
+    /// Puts the rules of a text or a file in force, unless the file was read again after the reading with this
+    /// number. No lock is held while limiters and observers are called, because they are the application's code and
+    /// may call this method. So other rules may come into force before these rules do. Then the method starts again.
     fn put_in_force(&self, text: &RulesText, reading: Option<u64>) -> Result<u64, RulesError> {
         let content = &text.content;
         loop {
@@ -220,7 +222,8 @@ impl RuleStore {
                     // again.
                     each(&layers, |layer| layer.follow());
                     if had_error {
-                        // Reports the end of the error to the observer, because the error was reported to it.
+                        // The observer got the error, so it now gets the event that rules are in force
+                        // without an error.
                         report(&layers, &loaded);
                     }
                     return Ok(version);
@@ -260,13 +263,15 @@ impl RuleStore {
         }
     }
 
-    /// Keeps the present rules in force, and reports the error unless the file was read again.
+    /// Keeps the present rules in force, and reports the error, unless the file was read again
+    /// after this reading.
     fn refuse(&self, error: RulesError, reading: Option<u64>) -> Result<u64, RulesError> {
         self.note_error(&error, reading, RulesEvent::refused);
         Err(error)
     }
 
-    /// Notes an error, and reports it by an event with its text, unless the file was read again.
+    /// Notes an error, and reports it by an event with its text, unless the file was read again
+    /// after this reading.
     fn note_error(&self, error: &RulesError, reading: Option<u64>, event: impl FnOnce(String) -> RulesEvent) {
         let layers = {
             let mut state = self.state();
@@ -362,7 +367,8 @@ impl FollowFleet for RuleStore {
             let _ = self.put_in_force(&text, None); // observers and the status page get the error
             return;
         };
-        // The other settings apply to the rules that stay in force.
+        // The pushed rules are refused. The operators' other settings still apply to the rules that
+        // stay in force.
         let is_known = error.as_ref() == Some(&refused);
         let present = {
             let state = self.state();
@@ -443,7 +449,8 @@ impl RuleStore {
         version
     }
 
-    /// Keeps the program's former own rules for later, and reports the error unless the file was read again.
+    /// Keeps the program's former own rules for later, and reports the error, unless the file was read again
+    /// after this reading.
     fn refuse_own(&self, error: RulesError, reading: Option<u64>) -> Result<u64, RulesError> {
         let Some(pushed) = self.pushed_in_force() else { return self.refuse(error, reading) };
         self.note_error(&error, reading, |text| RulesEvent::unused(&*pushed.by, pushed.revision, Some(text)));
@@ -452,7 +459,7 @@ impl RuleStore {
 }
 
 impl RulesText {
-    /// Makes a text that the program has itself.
+    /// Makes a text of the program's own rules, which no operator pushed.
     fn own(content: &Arc<[u8]>, file: Option<&Arc<Path>>) -> Self {
         Self {
             content: Arc::clone(content),

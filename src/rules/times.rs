@@ -31,8 +31,8 @@ struct ZoneTimes {
     spans: Vec<(u32, u32)>,
 }
 
-/// The maximum number of changes in single zones that the search for a change of the result goes
-/// through.
+/// The maximum number of steps in the search for the instant at which a rule starts or stops
+/// applying. Each step goes to the next change in any of the zones.
 const CHANGES_MAX: usize = 100;
 
 impl Times {

@@ -31,9 +31,9 @@ struct Stripe {
     refused: AtomicU64,
     units: AtomicU64,
     /// Two numbers of allowed requests that took one unit of an enforced policy: first the requests that left the
-    /// policy within its quota but not near the limit, then the requests that left it near the limit. Counting a usual
-    /// request needs one addition instead of three, which halves the time of a count without its clock
-    /// (`benches/stats.rs`).
+    /// policy within its quota but not near the limit, then the requests that left it near the limit. Counting a
+    /// usual request needs one addition instead of three, which halves the time of a count, apart from reading the
+    /// clock (`benches/stats.rs`).
     usual: [AtomicU64; 2],
 }
 

@@ -1,8 +1,8 @@
 //! The keys that hold units of concurrency limits now, in bounded memory.
 //!
-//! A key is listed while it holds units. If the list is full, a key that takes its first unit is not listed, so the
-//! listed units are never too many. Keys leave the list when their requests end. Therefore the list is full only while
-//! the number of keys that hold units reaches the length of the list.
+//! A key is listed while it holds units. If the list is full, the units that an unlisted key takes are not counted.
+//! So the count of a key may be too small, but is never too large. Keys leave the list when their requests end.
+//! Therefore the list is full only while the number of keys that hold units reaches the length of the list.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ struct Holder {
     fingerprint: u64,
     policy: Arc<str>,
     units: u64,
-    /// The name and the key. `None` until the key, while it holds units, takes further units.
+    /// The name and the key, or `None` until a key that holds units takes further units.
     known: Option<KnownKey>,
 }
 

@@ -173,7 +173,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.begin(
         "ratelimit_too_many_quotas_total",
         MetricKind::Counter,
-        "Reports that a limiter in memory has more quotas than numbers for them.",
+        "Times that a limiter in memory reported more quotas than it can distinguish.",
     );
     to.sample(&[], events.too_many_quotas());
 
@@ -190,7 +190,9 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
 
     let rules: [Metric<OfRules>; 3] = [
         ("ratelimit_rules_version", "Times that the rules were replaced in this process.", |rules| rules.version),
-        ("ratelimit_rules_hash", "Hash of the rules in force, the same in all processes.", |rules| rules.hash),
+        ("ratelimit_rules_hash", "Hash of the rules in force, equal in processes with the same rules.", |rules| {
+            rules.hash
+        }),
         ("ratelimit_rules_loaded_timestamp_seconds", "When the rules in force were loaded.", |rules| {
             rules.loaded_at.as_micros() / 1_000_000
         }),
@@ -203,7 +205,11 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     let fleet = events.fleet();
     let gauges: [Metric<OfFleet>; 3] = [
         ("ratelimit_fleet_revision", "Changes that operators made for all processes.", |(revision, ..)| revision),
-        ("ratelimit_fleet_hash", "Hash of the operators' settings, the same in all processes.", |(_, hash, _)| hash),
+        (
+            "ratelimit_fleet_hash",
+            "Hash of the operators' settings, equal in processes with the same settings.",
+            |(_, hash, _)| hash,
+        ),
         (
             "ratelimit_fleet_since_timestamp_seconds",
             "When the operators' settings came into force in this process.",

@@ -13,7 +13,7 @@ const POLICY: &str = "ratelimit.policy";
 const WAIT_MS: &str = "ratelimit.wait_ms";
 const STORE_MS: &str = "ratelimit.store_ms";
 
-/// Records an outcome, and the policy that binds.
+/// Records an outcome, and the name of the policy that [binds](Outcome::binding).
 pub(super) fn record_outcome(outcome: &Outcome) {
     let span = Span::current();
     span.record(OUTCOME, outcome.kind().as_str());
@@ -22,7 +22,7 @@ pub(super) fn record_outcome(outcome: &Outcome) {
     }
 }
 
-/// Records that the only policy allowed the request.
+/// Records that a request with only one policy was allowed.
 pub(super) fn record_allowed(policy: &Policy) {
     Span::current().record(OUTCOME, crate::outcome::OutcomeKind::Allowed.as_str()).record(POLICY, policy.name());
 }
@@ -34,8 +34,8 @@ pub(super) fn record_wait(event: &LayerEvent) {
     }
 }
 
-/// Records how long the check of a store took, if the event reports a check. The event is reported while the request is
-/// served.
+/// Records how long the check of a store took, if the event reports a check. The limiter reports the event while the
+/// request is served, so the current span is that of the request.
 pub(super) fn record_check(event: &LimiterEvent) {
     if let LimiterEvent::StoreChecked { duration, .. } = event {
         Span::current().record(STORE_MS, millis(*duration));

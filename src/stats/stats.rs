@@ -68,8 +68,8 @@ use crate::store_load::StoreLoadReader;
 /// * Keys, paths and addresses are in no metric. Keys are stored only if the
 ///   [operators](crate::guide::observing#a-status-page) of a status page may act on the keys that the page lists.
 ///
-/// [Setup warnings](SetupWarning) are counted, and are also reported as without an observer. If you need another
-/// observer besides a `Stats`, write an observer that calls the methods of a `Stats`.
+/// [Setup warnings](SetupWarning) are counted, and are also reported as if the layer had no observer. If you
+/// need another observer besides a `Stats`, write an observer that calls the methods of a `Stats`.
 #[derive(Clone)]
 pub struct Stats(Arc<Inner>);
 
@@ -436,7 +436,7 @@ impl Stats {
     /// | `ratelimit_limiter_deadline_seconds` | gauge | | time after which a check without an answer fails |
     /// | `ratelimit_keys_evicted_total` | counter | `throttled` | live keys that a limiter in memory forgot to make room; `throttled="true"` if the key had no allowance left |
     /// | `ratelimit_keys_full_total` | counter | | new keys that were denied because there was no room |
-    /// | `ratelimit_too_many_quotas_total` | counter | | reports of a limiter in memory that it has more quotas than numbers for them, see [`TooManyQuotas`](crate::observe::LimiterEvent::TooManyQuotas) |
+    /// | `ratelimit_too_many_quotas_total` | counter | | how often a limiter in memory reported more quotas than it can distinguish, see [`TooManyQuotas`](crate::observe::LimiterEvent::TooManyQuotas) |
     /// | `ratelimit_rules_loads_total` | counter | `result` | files of rules that were `loaded` or `refused`, once for each layer that has them |
     /// | `ratelimit_rules_refused` | gauge | | 1 while the rules that were read last are refused, and the former ones are in force |
     /// | `ratelimit_rules_version` | gauge | | how often the rules were replaced in this process |
@@ -576,7 +576,7 @@ impl Inner {
         let entry = self.policies.find(policy.name(), || now_us / SHORT_US);
         // If the clock stepped back, the units count as held for no time.
         entry.held_for.record(Timestamp::from_micros(now_us).saturating_since(taken_at));
-        // An application may forward the event of a return although it did not forward the event of the take before it.
+        // An application may forward the event of a return, but not the earlier event in which the units were taken.
         let _ = entry.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| Some(held.saturating_sub(units)));
         self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
     }

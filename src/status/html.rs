@@ -35,7 +35,8 @@ const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"
 /// policy's row names.
 const LAYERS_MAX: usize = 4;
 
-/// If there are at most this many policies, all are listed openly, even policies without requests.
+/// If there are at most this many policies, none is folded away, not even policies without
+/// requests.
 const ROWS_OPEN: usize = 10;
 
 /// Returns how long the statistics have counted, at least one second and at most `most`.
@@ -195,7 +196,7 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     }
     if events.evicted() + events.full() > 0 {
         let label =
-            format!("keys forgotten, {} of them used up; {} keys denied", events.evicted_throttled(), events.full());
+            format!("keys forgotten, {} with no allowance left; {} denied", events.evicted_throttled(), events.full());
         tile(html, Count(events.evicted()), label, true)?;
     }
     let errors: u64 = events.errors().map(|(_, count)| count).sum();

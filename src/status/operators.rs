@@ -16,7 +16,7 @@ use crate::base::sync::{Mutex, contained, lock};
 use crate::base::time::Timestamp;
 use crate::stats::{Stats, cut};
 
-/// The time within which an operator can take an offer.
+/// The time for which a token is valid.
 pub(super) const OFFER_LASTS: Duration = Duration::from_secs(300);
 
 /// The maximum number of bytes of all offers together. `OFFERS_MAX` is the maximum number of offers.

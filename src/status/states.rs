@@ -13,12 +13,13 @@ use super::view::{ExplainedLayer, PageView};
 use crate::base::time::Utc;
 use crate::base::wait::Wait;
 
-/// The maximum number of actions that are listed openly. `DONE_SHOWN` is the maximum number of all
-/// listed actions.
+/// The maximum number of actions that are not folded away. `DONE_SHOWN` is the maximum number of
+/// all listed actions.
 const DONE_OPEN: usize = 3;
 const DONE_SHOWN: usize = 20;
 
-/// If there are at most this many layers, all are explained openly, even layers that let the request pass.
+/// If there are at most this many layers, no explanation is folded away, not even those of layers that let
+/// the request pass.
 const LAYERS_OPEN: usize = 4;
 
 /// Writes the explanation of each layer. If there are more than `LAYERS_OPEN` layers, the layers

@@ -125,7 +125,8 @@ impl LayerKeys {
             let group = in_force.iter().map(|(policies, _)| policies);
             let of_rule = |policies: &&Vec<Policy>| policies.iter().any(|policy| policy.name() == first.name());
             let policies = group.filter(of_rule).flatten();
-            // With plans, the request's own plan says what is left.
+            // If the rule has plans, the policy of the request's own plan comes first, because it
+            // says what is left.
             let asked = || rule.statuses().iter().map(|status| status.policy());
             let unasked = policies.filter(|policy| asked().all(|asked| asked.name() != policy.name()));
             target.hold(&Arc::new(key.clone()), stats, asked().chain(unasked).cloned().collect());
@@ -187,7 +188,7 @@ impl LayerKeys {
         if !self.held.iter().any(is_meant) {
             return Err(match act {
                 Act::Own(name) => wrong(&format!(
-                    "`{name}` is for keys of {}: choose such a policy, or explain such a key",
+                    "`{name}` acts only on keys of {}: choose one of these policies, or explain one of their keys",
                     own.join(", ")
                 )),
                 _ => wrong("no block is among these policies: `reset` forgets what the key has used"),

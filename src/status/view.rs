@@ -154,8 +154,8 @@ impl PageView {
             }
         }
         seen.retain(|name, _| !shown.contains(*name));
-        // The policies that are left are those of layers that the page does not know, those of former rules, and
-        // `other`, under which the statistics count further policies together.
+        // The policies that remain in `seen` have no row. They belong to layers that the page does not know or
+        // to former rules, or are `other`, under which the statistics count further policies together.
         let mut unknown: Vec<&PolicySnapshot> = seen.into_values().collect();
         unknown.sort_by(|a, b| a.name().cmp(b.name()));
         rows.extend(unknown.into_iter().map(|policy| PolicyRow {

@@ -6,7 +6,7 @@ use http::{HeaderValue, Method, Version};
 use super::super::spec::CostSpec;
 use crate::base::head::Head;
 
-/// Returns the units that a request takes. A header can only raise the units above 1, up to the bound that the rule
+/// Returns the units that a request takes. A header's number counts only between 1 and the bound that the rule
 /// states, because clients can send the header, too.
 pub(super) fn cost_of(spec: &CostSpec) -> impl Fn(&Head<'_>) -> u64 + Send + Sync + 'static {
     let spec = spec.taken_first().clone();

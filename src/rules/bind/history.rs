@@ -27,15 +27,15 @@ impl StoredNames {
         Self { before, history, lines: HashMap::new() }
     }
 
-    /// Records that a rule has a new name, and keeps its states under the `old` name. Returns the first name of the
-    /// rule if an earlier file had renamed the rule to `old`.
+    /// Records that the rule `new` was called `old`, so that its states stay stored under `old`. If an earlier file
+    /// had already renamed the rule to `old`, returns the rule's first name.
     pub(super) fn rename(&mut self, old: &str, new: &str) -> Option<&str> {
         self.history.first_names.insert(new.into(), old.into());
         self.before.first_names.get(old).map(|first| &**first)
     }
 
-    /// Takes a stored name for the states of quotas whose largest capacity is `capacity`. Returns the largest capacity
-    /// that quotas of this name have had.
+    /// Reserves a stored name for quotas whose largest capacity is `capacity`. Returns the largest capacity that
+    /// quotas with this stored name have had in this file or an earlier one.
     ///
     /// # Errors
     /// Returns the line of the rule that already has the name.

@@ -67,7 +67,7 @@ pub(super) fn bind(file: &FileSpec, names: &Arc<Names>, history: RulesHistory, p
         binder.add_rule(rule);
     }
     let is_complete = binder.rules.len() >= file.rules.len();
-    debug_assert!(is_complete || !binder.problems.is_empty(), "a rule that was left out has reported a problem");
+    debug_assert!(is_complete || !binder.problems.is_empty(), "each rule that is left out has a problem");
     let tree = file.domain.as_ref().map(|domain| Arc::new(binder.tree(domain)));
     let count = if tree.is_some() { binder.rules.len() } else { file.rules.len() };
     let lists = access_list(&file.access, names).into_iter().collect();
@@ -194,9 +194,9 @@ impl Binder<'_, '_> {
         self.or_problem(position, policy)
     }
 
-    /// Returns the policy with its states stored under a name, and with a number that identifies these rules. The
-    /// number prevents a warning that the policy contradicts its earlier version, under which requests are still
-    /// decided.
+    /// Returns the policy with its states stored under a name, and with a number that identifies these rules.
+    /// While the rules are replaced, requests may still be decided with the policy's earlier version. The number
+    /// prevents a warning that the two versions contradict each other.
     fn stored_as(&self, policy: &Policy, stored: &str) -> Result<Policy, ConfigError> {
         policy.following(*policy.quota(), Arc::as_ptr(self.names).addr()).stored_as(stored)
     }
@@ -207,7 +207,8 @@ impl Binder<'_, '_> {
         Some(self.with_room(quota, largest))
     }
 
-    /// Takes a stored name. Returns the largest capacity that the quotas of this name have had.
+    /// Reserves a stored name. Returns the largest capacity that quotas with this stored name have
+    /// had.
     fn take_stored_name(&mut self, position: Position, stored: &str, capacity: u64) -> Option<u64> {
         let taken = self.stored.take(stored, capacity, position.line);
         let problem = |line: usize| {

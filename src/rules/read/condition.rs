@@ -109,7 +109,8 @@ impl ValueReader<'_, '_, '_> {
         if METHODS.contains(&text) {
             return Method::from_bytes(text.as_bytes()).ok();
         }
-        // HTTP allows a `*` in the name of a method, so the rule would apply to no request that clients send.
+        // HTTP allows a `*` in the name of a method, so this text could be read as such a name. Clients send
+        // no such method, so the rule would apply to no request.
         if text.contains('*') {
             let message = format!(
                 "{} is not a method: list the methods, as in `[GET, POST]`, or leave `method` out for all of them",

@@ -136,7 +136,7 @@ impl ValueReader<'_, '_, '_> {
         let rules: Vec<RuleSpec> = nodes.iter().filter_map(|node| self.rule(node, form, shared, &mut taken)).collect();
         debug_assert!(
             rules.len() == nodes.len() || !self.problems.is_empty(),
-            "a rule that was left out has reported a problem"
+            "each rule that is left out has a problem"
         );
         taken.compare(self.problems);
         rules

@@ -5,7 +5,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use super::super::problem::Quoted;
 use crate::middleware::rule::{PathPattern, Segment};
 
-/// The ASCII characters that the path of a request can only have percent-encoded.
+/// The ASCII characters that a request's path can contain only in their percent-encoded form.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`').add(b'\\').add(b'^').add(b'|');
 
 /// The longest pattern, in bytes.

@@ -278,7 +278,7 @@ impl ValueReader<'_, '_, '_> {
             let text = self.text(node, "header")?;
             self.header_name(text, node.position)
         });
-        let at_most = self.required(fields, "at-most", ", or a client could say that it costs any number");
+        let at_most = self.required(fields, "at-most", ", or a client could state any cost");
         let at_most = at_most.and_then(|node| self.units(node, "at-most"));
         Some(CostSpec::Header { name: name?, at_most: at_most? })
     }

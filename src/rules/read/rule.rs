@@ -258,7 +258,7 @@ impl UsedNames {
             } else if let Some(position) = rules.get(&*was.value) {
                 format!("`was` names the rule in line {}, which keeps its own usage: leave `was` out", position.line)
             } else if let Some(line) = former.insert(&was.value, was.position.line) {
-                format!("{} became the rule in line {line} already: leave one `was` out", Quoted(was))
+                format!("line {line} has the same `was`, {}: leave one of the two out", Quoted(was))
             } else {
                 continue;
             };

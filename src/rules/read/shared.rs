@@ -280,7 +280,7 @@ impl ValueReader<'_, '_, '_> {
         if taken.size.nodes > VALUES_MAX || taken.size.texts > TEXTS_MAX {
             if !std::mem::replace(&mut taken.is_too_large, true) {
                 let message = format!(
-                    "the rules take over more than {VALUES_MAX} values or {TEXTS_MAX} bytes of text from templates and \
+                    "the rules inherit more than {VALUES_MAX} values or {TEXTS_MAX} bytes of text from templates and \
                      `defaults`, counted for each rule: share less, or make fewer rules"
                 );
                 self.problems.add(RulesErrorKind::TooLarge, position, message);

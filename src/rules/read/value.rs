@@ -28,8 +28,8 @@ pub(in crate::rules) const NOT: &[&str] =
 pub(crate) struct KnownNames<'a> {
     pub(crate) keys: &'a [&'a str],
     pub(crate) actions: &'a [&'a str],
-    /// True if there are no other names. If there may be other names, unknown names are noted and
-    /// are not problems.
+    /// True if `keys` and `actions` are all names that the program registers, so that any other
+    /// name is a problem. Otherwise a name that is not among them is only noted.
     pub(crate) are_all: bool,
 }
 

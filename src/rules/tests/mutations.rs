@@ -387,7 +387,7 @@ fn files_beyond_the_bounds_are_refused() {
         ))
     };
     assert!(shared(100, 4_000).is_ok());
-    assert!(shared(100, 5_000).unwrap_err().to_string().contains("take over more than 500000 values"));
+    assert!(shared(100, 5_000).unwrap_err().to_string().contains("inherit more than 500000 values"));
     let shared_patterns = |rules: usize| {
         let rules: String = (0..rules).map(|n| format!("{{name: a{n}}}, ")).collect();
         spec(&format!(
