@@ -1,7 +1,7 @@
 //! The text that all processes share, which consists of lines of words.
 //!
-//! The first line is `tower-ratelimit-fleet 1 REVISION`. Each other line begins with its kind. A version of this
-//! crate keeps lines of kinds that it does not know.
+//! The first line is `tower-ratelimit-fleet 1 REVISION`. Every further line begins with its kind. A version of
+//! this crate keeps lines of kinds that it does not know.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;

@@ -147,9 +147,9 @@ pub struct FleetInForce {
 }
 
 impl Fleet {
-    /// Keeps the operators' settings where a limiter keeps its states: in its Redis or its store. Reads the settings
-    /// at once, and then once per second. **Keep the fleet or a clone of it**: after the last clone is dropped, all
-    /// values stay as they are.
+    /// Keeps the operators' settings in the Redis or the store in which a limiter keeps its states. Reads the
+    /// settings at once, and then once per second. **Keep the fleet or a clone of it**: after the last clone is
+    /// dropped, all values stay as they are.
     ///
     /// If the store does not answer, no setting is in force until it answers.
     ///
@@ -310,9 +310,9 @@ impl Fleet {
         self.make(by, why, move |_: &FleetDocument| Ok(Arc::clone(&changes))).await
     }
 
-    /// Restores the rules that were in force before their last change: the text of an earlier change, or the
-    /// rules of the file. A second rollback undoes the first. The rollback fails if the rules were changed after the
-    /// revision `seen`, so that two operators who roll back at the same time do not undo each other.
+    /// Restores the rules that were in force before the last change of the rules: the text of an earlier change, or
+    /// the rules of the file. A second rollback undoes the first. The rollback fails if the rules were changed after
+    /// the revision `seen`. So if two operators roll back at the same time, the second does not undo the first.
     ///
     /// # Errors
     /// See [`FleetErrorKind`].
@@ -402,7 +402,7 @@ impl Fleet {
         lock(&self.0.state).reporter = Some(Arc::new(Reporter::new(make)));
     }
 
-    /// Returns the last report of each process, and whether it is this process's own report.
+    /// Returns the last report of each process, and for each report whether this process made it.
     #[cfg(feature = "status")]
     pub(crate) async fn reports(&self) -> Result<Vec<(Arc<str>, bool)>, FleetError> {
         let reporter = lock(&self.0.state).reporter.clone();

@@ -29,8 +29,8 @@ pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 /// valid header name. Spaces around the value are ignored.
 ///
 /// All requests with several headers of this name share one key, because the service may read another
-/// value than the charged value. Requests with several headers are not treated as requests without a
-/// key, because a client could then send its API key twice to escape a rule with
+/// value than the charged value. Requests with several headers do not count as requests without a
+/// key. Otherwise a client could send its API key twice to escape a rule with
 /// [`MissingKey::Exempt`](crate::MissingKey::Exempt).
 ///
 /// A client can send any value. Unless an outer layer or a proxy checks the value, a client can invent
@@ -146,8 +146,8 @@ pub fn method() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 /// host is taken from the URI (HTTP/2), and otherwise from the `Host` header.
 ///
 /// The key is missing if neither the URI nor a `Host` header has a host. All requests with several
-/// `Host` headers share one key. Requests whose URI and `Host` header have different hosts share the
-/// same key, because the service may read the other host. A client can send any host, so check the host
+/// `Host` headers share one key. Requests whose URI and `Host` header have different hosts share this
+/// key, too, because the service may use either host. A client can send any host, so check the host
 /// against the hosts that you serve, or add a limit by address.
 ///
 /// ```

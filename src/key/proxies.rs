@@ -31,8 +31,8 @@ pub(super) const ENTRIES_MAX: usize = 64;
 /// # How the client is found
 ///
 /// * With a [count](Self::count) of *n*, the client is the *n*-th entry from the right, because each of
-///   the *n* proxies appended the address that called this proxy. A client that reaches the server
-///   without these proxies can claim any address.
+///   the *n* proxies appended the address of its caller. A client that reaches the server without these
+///   proxies can claim any address.
 /// * With [networks](Self::networks), a peer outside of the networks is itself the client. If the peer
 ///   is in the networks, entries are read from the right while they are in the networks. The first
 ///   entry outside of the networks is the client. If all entries are in the networks, the client is the

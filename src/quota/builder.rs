@@ -144,9 +144,9 @@ impl Quota {
     /// order of the requests. Each admitted request gets its own departure time.
     /// [`queue`](Self::queue) units may wait, by default `limit`.
     ///
-    /// A request of several units departs at one instant, and the next request departs later by the
-    /// time of all these units: at one unit per 100 ms, requests that cost 2, 2 and 1 depart after
-    /// 0, 200 and 400 ms.
+    /// A request of several units departs at one instant. The next request departs later by the
+    /// time of all these units. For example, at one unit per 100 ms, requests that cost 2, 2 and 1
+    /// depart after 0, 200 and 400 ms.
     ///
     /// A limiter decides at once and does not wait. A layer with a timer makes the request wait
     /// ([`RateLimitLayer::delay`](crate::RateLimitLayer::delay)). Without a layer, the caller of the limiter has to
@@ -395,8 +395,8 @@ impl Quota {
     /// counters, 60 is close to a log.
     ///
     /// # Errors
-    /// Returns an error if the algorithm is not a sliding window, or the period does not divide
-    /// into `buckets` sub-windows of whole microseconds, or `buckets` is 0 or above 3,600.
+    /// Returns an error if the algorithm is not a sliding window, if `buckets` is 0 or above 3,600,
+    /// or if the period does not divide into `buckets` sub-windows of whole microseconds.
     pub fn buckets(self, buckets: u32) -> Result<Self, ConfigError> {
         if buckets == 0 || buckets > BUCKETS_MAX {
             return Err(ConfigError::new(

@@ -61,8 +61,8 @@ impl Calendar {
         Self::of(CalendarUnit::Year)
     }
 
-    /// Sets the day on which each month begins, such as the day of a subscription. A window begins on the last day of a
-    /// month that is too short: with 31, the windows begin on January 31, February 28 or 29, and March 31.
+    /// Sets the day on which each month begins, such as the day of a subscription. In a month that is too short, the
+    /// window begins on the last day: with 31, the windows begin on January 31, February 28 or 29, and March 31.
     ///
     /// # Errors
     /// Returns an error if the windows are not months, or the day is not 1 to 31.
@@ -96,8 +96,8 @@ impl Calendar {
     ///
     /// The process reads the zone's rules from the system's database when it first names the zone. If the system does
     /// not have the zone, the process uses the rules that are built in. The process keeps the rules of a zone until it
-    /// ends. Processes that share a limiter should have the same rules. If their rules differ, each process uses the
-    /// edges of its own rules, and a key may get its quota once more between two different edges of one window.
+    /// ends. Processes that share a limiter should have the same rules. If their rules differ, the processes begin a
+    /// window at different times, and between these times a key may get its quota once more.
     ///
     /// # Errors
     /// Returns an error if the zone is unknown.
@@ -117,8 +117,8 @@ impl Calendar {
     /// window, at which the quota renews. A window that began before 1970 has 1970 as its first instant.
     ///
     /// This asks no limiter. After a key's quota has changed from one calendar to another, its units may stay used
-    /// until a later edge: the [`effective_window`](crate::limiter::ChargeDecision::effective_window) of a decision is
-    /// the time until that edge.
+    /// until a later edge. The [`effective_window`](crate::limiter::ChargeDecision::effective_window) of a decision
+    /// is the time until that edge.
     ///
     /// ```
     /// use std::time::{Duration, SystemTime};

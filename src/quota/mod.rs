@@ -30,8 +30,8 @@
 //!    that the newest charges of a key are refunded first. In another order, a bucket can be more
 //!    permissive, by fewer units than were refunded.
 //!    * A refund to a leaky queue has no effect while a later request is in the queue, because the
-//!      later request has already been promised its departure. The limiter keeps a refund without
-//!      effect, and makes it after all later requests in the queue were refunded too, in any order.
+//!      later request has already been promised its departure. The limiter keeps such a refund, and
+//!      makes it when all later requests in the queue were refunded too, in any order.
 //!    * A limiter keeps at most 4,096 such refunds to leaky queues. Neighbours in a queue count as
 //!      one refund. Further refunds are lost. A refund is also lost if a request of another process
 //!      is queued behind the refunded request.
@@ -86,9 +86,9 @@
 //!   because only a part of the entry counts. If the key then gets a log, the whole entry counts,
 //!   at most until one period after the change. Therefore the key may have to wait longer than
 //!   under one quota, but it never gets more units.
-//! * A refused request does not convert the used units, with one exception: the used units are
-//!   converted if they would be freed later than after two periods of the new quota, or later than
-//!   the new bucket can drain. Without the exception, a key that changes from a quota per day to a
+//! * A refused request does not convert the used units, with one exception. It converts units that
+//!   would stay used for longer than two periods of the new quota, or for longer than the new
+//!   bucket takes to drain. Without the exception, a key that changes from a quota per day to a
 //!   quota per minute would wait for a day.
 //!
 //! ## Keys that change back and forth

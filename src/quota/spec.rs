@@ -86,7 +86,8 @@ labelled! {
         /// A number of strikes. A key that has used all strikes is closed for the length of the
         /// block.
         Block = "block",
-        /// A counter for metering, which starts afresh only if it is reset or not used for its retention.
+        /// A counter for metering, which starts afresh only when it is reset, or when nothing was counted
+        /// for its retention time.
         Meter = "meter",
         /// A number of units that requests hold while they are in flight.
         Concurrency = "concurrency limit",

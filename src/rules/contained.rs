@@ -70,7 +70,7 @@ fn may_refuse(rule: &RuleSpec) -> bool {
     rule.is_enabled && rule.mode == Mode::Enforce && rule.pace.is_none() && !is_settled
 }
 
-/// The rules that may contain other rules, by the first segments of the paths that they apply to.
+/// The rules by the first segment of their paths, to find the rules that may contain another rule.
 #[derive(Default)]
 struct Beginnings<'r> {
     everywhere: Vec<usize>,

@@ -259,7 +259,7 @@ impl<L: Limiter> Core<L> {
     }
 
     /// Uses up the windows that have fewer units left than a refused charge needed. Envoy reports tokens after they
-    /// were spent. So if a window has fewer units left than tokens were spent, the window loses its last units, and the
+    /// were spent. If a window has too few units left for the spent tokens, the window loses its last units. So the
     /// next request that looks at the window's counter finds it over the limit.
     ///
     /// The charge is made by a second call to the limiter, and a window may have ended since the first call. If a
@@ -371,7 +371,8 @@ impl DescriptorCounter {
         self.mode == Mode::Enforce && self.refunded == 0 && self.decision.remaining() == 0
     }
 
-    /// Returns whether a window denies a charge for which it has some units, but not enough.
+    /// Returns whether a window denies a charge although it has some units left, because they are
+    /// too few.
     fn falls_short(&self) -> bool {
         let is_window = self.policy.quota().algorithm() == Algorithm::FixedWindow;
         is_window && !self.decision.is_allowed() && self.decision.remaining() > 0
@@ -382,8 +383,8 @@ impl DescriptorCounter {
         Charge::new(&self.policy, &self.key).cost(self.decision.remaining()).effect(Effect::Force)
     }
 
-    /// Returns whether a later charge was taken from a later window than the window that denied this counter's charge.
-    /// The time until the end of a window only gets shorter, so a longer time belongs to another window.
+    /// Returns whether the window ended between the denied charge of this counter and the later, taken charge. The
+    /// time until the end of a window only gets shorter, so a longer time belongs to another window.
     fn window_ended_before(&self, later: &ChargeDecision) -> bool {
         // Two readings of the clock may differ a little, but by less than half a window.
         let ends_in = |decision: &ChargeDecision| decision.effective_window().unwrap_or_default();

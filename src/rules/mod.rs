@@ -42,11 +42,11 @@
 //!   file that matches, then the entry without a value. A limit counts if the descriptor ends at
 //!   the limit's level. A descriptor that matches no limit passes. With `share_threshold` all
 //!   values of a pattern have one counter.
-//! * **Counting** is in fixed windows that begin with the clock's minutes, hours and so on; a week,
-//!   a month of 30 days and a year of 365 days are counted from the epoch. `options` in `metadata`
-//!   are the words that follow the limit in the text of a [`Quota`](crate::Quota):
-//!   `sliding window`, for example. A misspelt field of this crate in `metadata` is a problem.
-//!   Fields of other programs in `metadata` are not read.
+//! * **Counting** is in fixed windows that begin with the clock's minutes, hours and so on. Windows
+//!   of a week, of a month of 30 days and of a year of 365 days are counted from the epoch.
+//!   `options` in `metadata` are the words that follow the limit in the text of a
+//!   [`Quota`](crate::Quota): `sliding window`, for example. A misspelt field of this crate in
+//!   `metadata` is a problem. Fields of other programs in `metadata` are not read.
 //! * **All or nothing.** If one descriptor is over its limit, the other descriptors are not
 //!   charged. Envoy's service behaves like this with
 //!   `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`. If [`DescriptorLimits`] refuses a request

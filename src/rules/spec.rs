@@ -177,7 +177,7 @@ pub(crate) struct MatchSpec {
     pub(crate) action: Vec<Name>,
     /// Times of the week, each with its text.
     pub(crate) time: Vec<(Box<str>, Times)>,
-    /// The exceptions: requests that meet all conditions of one of these entries are left out. An entry has no `not` of
+    /// The rule leaves out each request that meets all conditions of one of these entries. An entry has no `not` of
     /// its own.
     pub(crate) not: Vec<Self>,
 }

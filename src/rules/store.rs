@@ -37,7 +37,8 @@ const CHANGES_MAX: usize = 10;
 pub(super) struct RuleStore {
     names: Arc<Names>,
     path: Option<Arc<Path>>,
-    /// The lock for reading the file, so that a later reading has a later number.
+    /// The lock that is held while the file is read and numbered, so that a later reading has a
+    /// higher number.
     reads: Mutex<()>,
     state: Mutex<RulesState>,
 }
@@ -87,7 +88,7 @@ struct InForce {
     facts: RulesInForce,
     tree: Option<Arc<Tree>>,
     quotas: Arc<[(Quota, Position)]>,
-    /// The names of the policies and of their states, with the positions of their rules.
+    /// The names of the policies and of their states, each with the position of its rule.
     names: Vec<(Box<str>, Position)>,
     history: RulesHistory,
     /// The settings of operators when the rules were made.
@@ -419,7 +420,7 @@ impl RuleStore {
         self.state().fleet = Some(fleet);
     }
 
-    /// Checks whether the rules of a text could be put in force now, and returns an error if not.
+    /// Returns an error if the rules of a text could not be put in force now.
     fn check_next(&self, text: &RulesText) -> Result<(), RulesError> {
         let (origin, domain, layers) = {
             let state = self.state();
@@ -449,8 +450,8 @@ impl RuleStore {
         version
     }
 
-    /// Keeps the program's former own rules for later, and reports the error, unless the file was read again
-    /// after this reading.
+    /// Refuses new rules of the program while pushed rules are in force. Keeps the program's former rules
+    /// for later, and reports the error, unless the file was read again after this reading.
     fn refuse_own(&self, error: RulesError, reading: Option<u64>) -> Result<u64, RulesError> {
         let Some(pushed) = self.pushed_in_force() else { return self.refuse(error, reading) };
         self.note_error(&error, reading, |text| RulesEvent::unused(&*pushed.by, pushed.revision, Some(text)));
@@ -666,8 +667,7 @@ fn incomplete(content: &[u8]) -> RulesError {
     problems.into_error()
 }
 
-/// Reads a file, at most one byte more than a file of rules may have, so that the check of the size fails for a larger
-/// file.
+/// Reads a file up to one byte more than a file of rules may have, so that a larger file fails the check of its size.
 fn read_file(path: &Path) -> Reading {
     let unreadable = |error: std::io::Error| RulesError::unreadable(path, error);
     // Checks first whether this is a file, because opening a pipe would wait for the pipe's writer.

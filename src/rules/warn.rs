@@ -123,7 +123,8 @@ fn disabled_rule(rule: &RuleSpec) -> Noticed {
     Noticed { kind: RulesWarningKind::Disabled, position: rule.name.position, message }
 }
 
-/// Returns a note if a quota of the rule is 0. A plan of 0 is not a mistake, because there are other plans.
+/// Returns a note if a quota of the rule is 0. A plan of 0 is not a mistake, because requests of other
+/// plans still pass.
 fn closed_rule(rule: &RuleSpec) -> Option<Noticed> {
     let QuotaSpec::All(quotas) = &rule.quota else { return None };
     let refuses = rule.is_enabled && rule.mode == Mode::Enforce;
@@ -135,9 +136,9 @@ fn closed_rule(rule: &RuleSpec) -> Option<Noticed> {
     Some(Noticed { kind: RulesWarningKind::RefusesAll, position: quota.position, message })
 }
 
-/// Returns a note for each quota of the rule whose period has 30 or 365 days and is not of the calendar, because the
-/// user probably meant months or years of the calendar. Also returns a note for each quota with windows of a week that
-/// are counted from 1970, because they begin on Thursdays.
+/// Returns a note for each quota of the rule whose period has 30 or 365 days, unless it is a quota of the calendar.
+/// The user probably meant months or years of the calendar. Also returns a note for each quota with windows of a week
+/// that are counted from 1970, because they begin on Thursdays.
 fn periods_like_months(rule: &RuleSpec) -> Vec<Noticed> {
     let quotas: Vec<&At<Quota>> = match &rule.quota {
         QuotaSpec::All(quotas) => quotas.iter().chain(&rule.candidate).collect(),

@@ -30,10 +30,10 @@ struct Stripe {
     states: [[AtomicU64; STATES]; MODES],
     refused: AtomicU64,
     units: AtomicU64,
-    /// Two numbers of allowed requests that took one unit of an enforced policy: first the requests that left the
-    /// policy within its quota but not near the limit, then the requests that left it near the limit. Counting a
-    /// usual request needs one addition instead of three, which halves the time of a count, apart from reading the
-    /// clock (`benches/stats.rs`).
+    /// The numbers of allowed requests that took one unit of an enforced policy. The first number counts the
+    /// requests after which the policy was not near its limit, the second number those after which it was near.
+    /// Counting a usual request needs one addition instead of three, which halves the time of a count, apart from
+    /// reading the clock (`benches/stats.rs`).
     usual: [AtomicU64; 2],
 }
 

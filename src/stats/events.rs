@@ -193,7 +193,7 @@ impl EventCells {
             Some(bounded(&format!("{server} does not answer: {error}")))
         };
         let store_errors = lock(&self.store_errors).by_kind.clone();
-        // Reads the ends before the beginnings, so that a wait that begins and ends between the two readings does not
+        // Reads the ends before the beginnings. Otherwise a wait that begins and ends between the two readings would
         // count as an end without a beginning.
         let ended = read(&self.waits_ended);
         EventCounts {
@@ -271,8 +271,8 @@ impl EventCounts {
         StoreErrorKind::ALL.iter().copied().zip(self.errors)
     }
 
-    /// Iterates over the kinds of [`errors`](Self::errors), each with the number of charges whose correction after the
-    /// response, a refund or an additional charge, did not reach the store.
+    /// Iterates over the kinds of [`errors`](Self::errors), each with the number of charges that were not corrected
+    /// after the response, because the refund or the additional charge did not reach the store.
     pub fn corrections_lost(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
         StoreErrorKind::ALL.iter().copied().zip(self.corrections_lost)
     }

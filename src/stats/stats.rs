@@ -181,7 +181,8 @@ impl StatsBuilder {
     /// * At most 10,000 refusals are stored. The number is rounded up to a multiple of 16.
     /// * Each entry needs about 300 bytes, which are allocated at the start, and at most 512 bytes more for texts.
     /// * A key has 16 entries, which it shares with some other keys. Therefore a client that is refused all the time
-    ///   does not displace the refusals of all other clients, and at most the last 16 refusals of a client are stored.
+    ///   displaces only the refusals of the keys that share its entries. At most the last 16 refusals of a client are
+    ///   stored.
     /// * A refusal takes about 0.1 µs longer, plus the time of `reveal`. It never waits. A request that passes takes no
     ///   lock.
     /// * A request that went to an [overflow](crate::RateLimitLayer::overflow) counts as refused.
@@ -475,13 +476,14 @@ impl Stats {
 }
 
 impl Inner {
-    /// Adds the counts to the bucket that has ended, and begins the next bucket. Also halves the counts of keys, and
-    /// writes summaries, if they are due.
+    /// Adds the counts to the bucket that has ended, and begins the next bucket. When they are due, also halves the
+    /// counts of keys and writes summaries.
     #[cold]
     fn begin_bucket(&self, now_us: u64, mut halves: MutexGuard<'_, u64>) {
         let before_us = self.began_us.load(Ordering::Relaxed);
         let (before, now) = (before_us / SHORT_US, now_us / SHORT_US);
-        // A thread that read the clock before the others must not begin the former bucket again.
+        // A thread that read the clock earlier than another thread must not begin the previous
+        // bucket again.
         let period = if now.saturating_add(1) == before { before } else { now };
         self.began_us.store(period * SHORT_US, Ordering::Relaxed);
         for entry in self.policies.iter() {

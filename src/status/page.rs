@@ -375,10 +375,10 @@ impl StatusPage {
     /// The page sends the fields of the request, and the other process explains the request again. A key that one
     /// process lists with its fingerprint is known only to that process.
     ///
-    /// * From now on the statistics store the keys that the page lists, if they have at most 512 bytes, so that a
-    ///   fingerprint is enough to act. The page does not show the stored keys. A stored key needs about 100 bytes. The
-    ///   most refused keys, the keys of recent refusals, and the keys that use the most units of each policy are
-    ///   stored.
+    /// * From now on the statistics store the keys that the page lists, so that a fingerprint is enough to act on a
+    ///   key. Keys of more than 512 bytes are not stored. The page does not show the stored keys. A stored key needs
+    ///   about 100 bytes. The most refused keys, the keys of recent refusals, and the keys that use the most units of
+    ///   each policy are stored.
     /// * All tokens together hold at most 1 MiB of keys. The oldest tokens are forgotten. The page lists the last 100
     ///   actions.
     /// * `who` and `audit` are called while the page is made, so they must not block. A panic of `audit` is caught, and
@@ -405,7 +405,7 @@ impl StatusPage {
     /// `localhost`. Other names are not enough, because another site can point its own name at this server. Scripts of
     /// such a site then reach the page through the operator's browser, from within the operator's network. Nobody can
     /// point an address or `localhost` to another server, so both are always allowed. Programs such as `curl`, which
-    /// send no `Origin`, can act under every name that the list does not exclude.
+    /// send no `Origin`, can act under every name, or, if the program lists names, under every listed name.
     ///
     /// A proxy that replaces `Host` has to check the name.
     #[must_use]

@@ -162,7 +162,7 @@ fn change(fleet: &Fleet, form: &SettingForm) -> Result<FleetChange, Wrong> {
         let secret = fleet.secret();
         let found = fleet.entries().into_iter().map(|found| found.target);
         let Some(target) = found.into_iter().find(|target| entry_id(secret, target) == entry) else {
-            let message = "this entry has ended, or somebody else ended it: load the page again";
+            let message = "this entry has ended, or an operator ended it: load the page again";
             return Err((StatusCode::CONFLICT, message.into()));
         };
         return Ok(FleetChange::of_target(target, value));

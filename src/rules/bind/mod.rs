@@ -45,7 +45,8 @@ pub(super) struct Bound {
     pub(super) tree: Option<Arc<Tree>>,
     /// The quotas with their positions, to report quotas that a limiter does not support.
     pub(super) quotas: Vec<(Quota, Position)>,
-    /// The names of the policies, and the names that their states are stored under, with the positions of their rules.
+    /// The names of the policies and the names that their states are stored under, each with the position of its
+    /// rule.
     pub(super) names: Vec<(Box<str>, Position)>,
     pub(super) history: RulesHistory,
 }
@@ -87,8 +88,8 @@ struct Binder<'b, 't> {
 impl Binder<'_, '_> {
     fn record_rename(&mut self, old: &Name, new: &Name) {
         if let Some(first) = self.stored.rename(old, new) {
-            // Refuses the rename instead of following it to the first name, because a process that starts with this
-            // file could not know the first name.
+            // Refuses a `was` that is not the rule's first name, because a process that starts with this file could
+            // not know the first name.
             let message = format!(
                 "the usage of `{}` is stored under the rule's first name, `{first}`: write `was: {first}`",
                 old.value

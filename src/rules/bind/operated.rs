@@ -6,7 +6,7 @@ use super::lists::client_list;
 use crate::fleet::FleetRuleSettings;
 
 /// Applies the operators' settings. The operators' access list comes before the access list of the file. Modes and
-/// overrides do not apply to a file in Envoy's form, because its limits have no names of rules.
+/// overrides do not apply to a file in Envoy's form, because its limits are not rules with names.
 pub(in crate::rules) fn operate(bound: &mut Bound, settings: &FleetRuleSettings, names: &Names) {
     if let Some(clients) = &settings.clients {
         bound.lists.insert(0, client_list(clients.clone(), names));

@@ -53,8 +53,8 @@ impl<'n, 'a> Fields<'n, 'a> {
     }
 }
 
-/// Returns a suggestion for a field without a value. A field without a value is often the end of a text that has a
-/// comma, as in `{quota: 100 per minute, burst 20}`, or a field and its value without a space between them.
+/// Returns a suggestion for a field without a value. A field without a value is often the end of a text with a
+/// comma, as in `{quota: 100 per minute, burst 20}`. Or the space between a field and its value is missing.
 pub(super) fn meant_by_bare(entries: &[MapField<'_>], at: usize, known: &[&str]) -> Option<String> {
     let entry = entries.get(at)?;
     if !matches!(&entry.node.value, NodeValue::Scalar { text, is_plain: true } if text.is_empty()) {
