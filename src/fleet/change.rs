@@ -246,7 +246,7 @@ impl FleetChange {
     pub(super) fn check_size(&self) -> Result<(), FleetError> {
         let FleetTarget { kind, name, subject } = &self.target;
         if name.len().max(subject.len()) > WORD_MAX || name.is_empty() {
-            return Err(invalid(format!("a name and a key have 1 to {WORD_MAX} bytes")));
+            return Err(invalid(format!("a name has 1 to {WORD_MAX} bytes, and a key at most as many")));
         }
         let is_text = matches!(kind, FleetKind::Rules | FleetKind::FormerRules);
         if !is_text && self.value.as_ref().is_some_and(|value| value.len() > WORD_MAX) {

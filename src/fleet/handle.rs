@@ -179,7 +179,7 @@ impl Fleet {
     /// Keeps the operators' settings in `text`.
     pub(super) async fn over(text: Arc<dyn SharedText>, clock: Arc<dyn Clock>) -> Result<Self, FleetError> {
         let Ok(runtime) = Handle::try_current() else {
-            return Err(FleetError::new(FleetErrorKind::Unsupported, "a fleet is made within a tokio runtime"));
+            return Err(FleetError::new(FleetErrorKind::Unsupported, "a fleet must be made within a tokio runtime"));
         };
         let fleet = Self(Arc::new(Inner { text, clock, state: Mutex::default() }));
         let _ = fleet.0.read().await; // the state says so

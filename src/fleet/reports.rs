@@ -77,7 +77,7 @@ impl Reporter {
 /// Returns one report of each process.
 pub(super) async fn reports(text: &dyn SharedText) -> Result<Vec<VersionedText>, BoxError> {
     let mut reports = text.reports().await?;
-    // A process that lost an answer may have a report in two places for a while.
+    // A process that got no answer to its write may have reports in two places for a while.
     let mut seen = HashSet::new();
     reports.retain(|report| report.text.len() <= REPORT_MAX && seen.insert(report.version));
     Ok(reports)

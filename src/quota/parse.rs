@@ -419,7 +419,7 @@ impl<'a> WordReader<'a> {
         }
         let quota = match named.unwrap_or(Algorithm::TokenBucket) {
             Algorithm::Block if self.find("for") => Quota::block(limit, period, self.period()?)?,
-            Algorithm::Block => return Err(self.error("a block lasts for a time, which is missing, such as `for 1 h`")),
+            Algorithm::Block => return Err(self.error("the length of the block is missing, such as `for 1 h`")),
             algorithm => Quota::build(limit, period, algorithm)?,
         };
         Ok((quota, named.is_some()))
@@ -566,10 +566,10 @@ impl<'a> WordReader<'a> {
         }
         Err(self.error(&match unit {
             None => {
-                format!("the limit counts bytes, and `{option} {number}` has no unit, such as `{option} {number} kB`")
+                format!("the limit counts bytes, and `{option} {number}` has no unit: write one, as in `{option} {number} kB`")
             }
             Some((_, unit)) => {
-                format!("`{option}` counts {unit}, and the limit has no unit of bytes: write one there, too")
+                format!("`{option}` counts {unit}, and the limit has no unit of bytes: write a unit after the limit, too")
             }
         }))
     }

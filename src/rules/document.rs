@@ -204,7 +204,7 @@ fn not_yaml(info: &str) -> &'static str {
         (&["indent", "block", "key", "node"], INDENTED),
     ];
     let chosen = CHOICES.iter().find(|(words, _)| words.iter().any(|word| info.contains(word)));
-    chosen.map_or("put a text with signs of YAML in it into quotes", |(_, text)| *text)
+    chosen.map_or("put a text with YAML's special characters in it into quotes", |(_, text)| *text)
 }
 
 /// Returns the position after the last character of a text.

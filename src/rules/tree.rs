@@ -202,6 +202,6 @@ pub(super) fn policy_name(domain: &str, path: &[&DescriptorSpec]) -> String {
 
 /// Returns the policy for quotas that callers supply for descriptors of a domain.
 pub(super) fn override_policy(domain: &str, quota: Quota) -> Option<Policy> {
-    // This name is free, because no key of a file is empty.
+    // No limit of a file has this name, because no key of a file is empty.
     Policy::new(shortened(format!("{}::override", encoded(domain)), NAME_MAX), quota).ok()
 }

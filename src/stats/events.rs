@@ -178,7 +178,8 @@ impl EventCells {
             LimiterEvent::PlacesForgotten { units } => {
                 self.places_forgotten.fetch_add(*units, Ordering::Relaxed);
             }
-            // Failures are counted by outcome. The durations of checks already show that a server is far away.
+            // Adds nothing: the outcomes count failures, and the durations of checks show that a server is far
+            // away.
             LimiterEvent::Failed { .. } | LimiterEvent::StoreFar { .. } => {}
         }
     }
@@ -187,7 +188,8 @@ impl EventCells {
         let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let down = lock(&self.down).iter().map(|(server, error)| (server.clone(), error.clone())).collect();
         let servers_down: Vec<(Box<str>, Box<str>)> = down;
-        // While a server is down, checks fail at once, and their failures are not reported.
+        // While a server is down, checks fail at once and their errors are not reported, so only
+        // the server's error says why.
         let of_server = || {
             let (server, error) = servers_down.first()?;
             Some(bounded(&format!("{server} does not answer: {error}")))

@@ -141,7 +141,8 @@ impl ValueReader<'_, '_, '_> {
 
     pub(super) fn header_name(&mut self, name: &str, position: Position) -> Option<HeaderName> {
         match HeaderName::try_from(name) {
-            // HTTP allows a `*` in a header's name, but no header has one, so the user wanted a pattern.
+            // HTTP allows a `*` in a header's name, but no header has such a name, so the user meant a
+            // pattern.
             Ok(header) if !name.contains('*') => Some(header),
             _ => {
                 let message = format!("{} is not the name of a header: write it like `x-api-key`", Quoted(name));

@@ -61,7 +61,8 @@ impl ValueReader<'_, '_, '_> {
         } = settings;
         if let Ok(Some(_)) = &pace {
             self.refuse_settings_of_requests(&fields);
-            // Drops these fields, which apply to requests: a template or `defaults` may have set them for other rules.
+            // Drops these fields, which have no effect on bodies. A template or `defaults` may have set them for
+            // rules without a pace.
             (cost, warn_at, block, candidate) = (Ok(None), Ok(None), Ok(None), Ok(None));
         } else {
             self.refuse_field_without_pace(&fields, pace.is_ok());
