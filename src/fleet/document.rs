@@ -1,4 +1,4 @@
-//! The text that all processes share, which consists of lines of words.
+//! The text that all processes share. The text consists of lines of words.
 //!
 //! The first line is `tower-ratelimit-fleet 1 REVISION`. Every further line begins with its kind. A version of
 //! this crate keeps lines of kinds that it does not know.

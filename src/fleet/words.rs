@@ -1,4 +1,4 @@
-//! Functions for lines of words, which processes of all versions write and read.
+//! Functions that write and read lines of words. Processes of all versions read these lines.
 
 use std::sync::Arc;
 

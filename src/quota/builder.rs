@@ -529,7 +529,8 @@ impl Quota {
         self.spec.calendar
     }
 
-    /// Returns the windows of a quota of the calendar, which remember the window that was looked up last.
+    /// Returns the windows of a quota of the calendar. These windows cache the window that was looked up
+    /// last.
     pub(crate) fn known_windows(&self) -> Option<&'static CalendarWindows> {
         match self.decider {
             Decider::Pair(PairDecider::FixedWindow(window), _) => window.calendar(),

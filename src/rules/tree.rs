@@ -20,8 +20,8 @@ use crate::policy::{Policy, shortened};
 use crate::quota::Quota;
 use crate::quota::error::NAME_MAX;
 
-/// A charge in the form of Envoy: a list of keys and values, which names the allowance, and a cost. The order of the
-/// list matters.
+/// A charge in Envoy's form: a cost, and a list of keys and values that names the allowance. The order of the list
+/// matters.
 ///
 /// ```
 /// use tower_ratelimit::rules::Descriptor;

@@ -1,4 +1,5 @@
-//! The conditions of a rule, which say which requests it charges, and the words that explain them.
+//! The conditions that say which requests a rule charges, and the words that explain the
+//! conditions.
 
 use std::borrow::Cow;
 use std::iter;

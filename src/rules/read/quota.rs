@@ -10,7 +10,7 @@ use crate::error::ConfigErrorKind;
 use crate::quota::parse::read_length;
 use crate::quota::{Algorithm, Quota};
 
-/// The maximum number of quotas of one rule, which its requests must all meet.
+/// The maximum number of quotas of a rule. A request must meet all of them.
 pub(in crate::rules) const QUOTAS_MAX: usize = 32;
 
 pub(in crate::rules) const QUOTA: &[&str] = &["unit", "requests_per_unit"];

@@ -117,7 +117,7 @@ impl ValueReader<'_, '_, '_> {
             if let Some(node) = fields.get(field) {
                 let message = format!(
                     "`{field}` applies to requests, and a rule with `pace` charges no requests: leave it out, or write \
-                     a rule of its own"
+                     a second rule for requests"
                 );
                 self.problems.add(RulesErrorKind::Field, node.position, message);
             }
@@ -189,8 +189,8 @@ impl ValueReader<'_, '_, '_> {
         }
         if is_too_long || linked.iter().any(|(linked, _)| linked.len() > NAME_MAX) {
             let message = format!(
-                "the name is too long for a rule with several quotas, a block or a candidate: their names begin with \
-                 the rule's name and have at most {NAME_MAX} characters"
+                "the name is too long for a rule with several quotas, a block or a candidate: the policies' names \
+                 begin with the rule's name and have at most {NAME_MAX} characters"
             );
             self.problems.add(RulesErrorKind::Value, name.position, message);
         }
