@@ -482,7 +482,7 @@ impl<'a> WordReader<'a> {
         found.is_some()
     }
 
-    /// Reads a phrase if the phrase comes next. Returns whether it does.
+    /// Reads a phrase if the phrase comes next. Returns whether the phrase was read.
     fn skip(&mut self, phrase: &str) -> bool {
         let words: Vec<&str> = phrase.split(' ').collect();
         let end = self.at + words.len();

@@ -71,8 +71,8 @@ labelled! {
         /// the warning but not fail.
         ObservesOnly = "observes-only",
         /// A quota of 0 refuses each request of its rule, or `deny` has every IPv4 or every IPv6 address. A quota of
-        /// 0 or a complete `deny` may be intended, so a tool should print the warning but not fail. Plans and rules
-        /// that do not enforce are not reported.
+        /// 0 or a complete `deny` may be intended, so a tool should print the warning but not fail. Plans are not
+        /// reported, and neither are rules in another mode than `enforce`.
         RefusesAll = "refuses-all",
         /// The period of a quota has 30 or 365 days, which is neither a month nor a year of the calendar. The warning
         /// is also given for windows of a week that are counted from 1970, because they begin on Thursdays. The quota

@@ -141,7 +141,7 @@ fn time_comparison(time: &[(Box<str>, Times)], clock: Arc<dyn Clock>) -> Compari
     Comparison { of: NotCharged::Time, expected: Arc::new(expected), find: Arc::new(find) }
 }
 
-/// Makes the words of a condition that do not change with time.
+/// Makes a condition's words, which do not change with time.
 fn words(text: String) -> Words {
     let text: Arc<str> = shortened(text).into();
     Arc::new(move || (*text).into())
