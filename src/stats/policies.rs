@@ -29,8 +29,8 @@ pub(super) struct PolicyCounts {
     pub(super) held: AtomicU64,
     /// How long requests held units of the concurrency limit.
     pub(super) held_for: Histogram,
-    /// The number of requests that began to wait because of the policy, and in `waits_ended` the
-    /// number of those requests that no longer wait.
+    /// The number of requests that began to wait because of the policy. `waits_ended` is the number
+    /// of these requests that no longer wait.
     pub(super) waits_begun: AtomicU64,
     pub(super) waits_ended: AtomicU64,
     /// The number of bodies that the policy began to pace. `paces_ended` is the number of these
