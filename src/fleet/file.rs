@@ -25,7 +25,7 @@ impl FileText {
         Self(Arc::new(Inner { path, file: Mutex::default() }))
     }
 
-    /// Runs a function under the lock, on a thread that may block.
+    /// Runs a function under the lock, on one of the runtime's threads for blocking work.
     async fn run<T: Send + 'static>(
         &self,
         run: impl FnOnce(&Inner) -> Result<T, BoxError> + Send + 'static,

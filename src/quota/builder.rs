@@ -585,8 +585,8 @@ impl Quota {
 }
 
 impl Quota {
-    /// Returns how many used units of this quota another quota of the same policy needs room for: the capacity, or 0
-    /// if this quota is unlimited.
+    /// Returns the number of used units for which another quota of the same policy needs room: the capacity of this
+    /// quota, or 0 if this quota is unlimited.
     pub(crate) fn capacity_to_hold(&self) -> u64 {
         if self.is_unlimited() { 0 } else { self.capacity() }
     }

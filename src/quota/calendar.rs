@@ -95,9 +95,9 @@ impl Calendar {
     /// `time-zones`, only `UTC` is known.
     ///
     /// The process reads the zone's rules from the system's database when it first names the zone. If the system does
-    /// not have the zone, the process uses the rules that are built in. The process keeps the rules of a zone until it
-    /// ends. Processes that share a limiter should have the same rules. If their rules differ, the processes begin a
-    /// window at different times, and between these times a key may get its quota once more.
+    /// not have the zone, the process uses the rules that are built in. The process keeps the rules of a zone until
+    /// the process ends. Processes that share a limiter should have the same rules. If their rules differ, the
+    /// processes begin a window at different times, and between these times a key may get its quota once more.
     ///
     /// # Errors
     /// Returns an error if the zone is unknown.
