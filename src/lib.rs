@@ -71,8 +71,8 @@
 //! # Features
 //!
 //! No feature is on by default. Another crate of your program may enable further features. Features add
-//! items and behaviour, and change existing behaviour in two ways. With `tracing`, setup warnings are
-//! written as `tracing` events instead of lines on stderr. With both `fred` and `redis-rs`, a
+//! items and behaviour, and change existing behaviour in two ways. With `tracing` and a subscriber,
+//! setup warnings are `tracing` events instead of lines on stderr. With both `fred` and `redis-rs`, a
 //! `RedisLimiter` connects to Redis through fred, unless `RedisLimiterBuilder::client` selects
 //! redis-rs.
 //!

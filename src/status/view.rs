@@ -72,7 +72,8 @@ pub(super) struct ExplainedLayer {
 }
 
 impl ExplainedLayer {
-    /// Returns whether the layer refuses the request, or may refuse it.
+    /// Returns whether the layer refuses the request, has a key without units left, or could not
+    /// ask its limiter.
     pub(super) fn refuses(&self) -> bool {
         let passes = self.explanation.as_ref().is_none_or(Explanation::passes);
         !passes || self.states.failure.is_some() || self.states.states.iter().any(|state| !state.decision.is_allowed())
