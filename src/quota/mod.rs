@@ -106,8 +106,8 @@
 //!   lasts as long as that plan says. No change of the plan shortens or prolongs the block.
 //! * **Two algorithms, one limit and period.** In any interval the key passes at most the larger
 //!   capacity plus the units of the larger rate in that time. The smaller plan alone would admit
-//!   some of the requests that are made under it. The key passes at least a third of these units.
-//!   Plans between which keys alternate should have one algorithm.
+//!   some units of the requests that are made under it. The key passes at least a third of these
+//!   units. Plans between which keys alternate should have one algorithm.
 //! * **Two periods.** When a request is admitted under the shorter period, units that were taken
 //!   before that period are forgotten. For example, a key that alternates between 10 per minute and
 //!   1,200 per hour can take more than 1,200 units in an hour. If both limits have to hold, charge

@@ -638,8 +638,8 @@ impl PageContent {
         Ok((listed, targets))
     }
 
-    /// Explains the request or key of the form again, which another process explained before. Returns the
-    /// keys.
+    /// Explains again the request or key that another process explained, as the form describes it.
+    /// Returns the keys.
     async fn explain_again(&self, form: &ExplainForm) -> Result<Vec<LayerKeys>, Wrong> {
         if let Some(fingerprint) = &form.fingerprint {
             return Ok(self.find_key(fingerprint).map_or_else(|_| Vec::new(), |(_, targets)| targets));
