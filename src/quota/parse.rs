@@ -566,10 +566,12 @@ impl<'a> WordReader<'a> {
         }
         Err(self.error(&match unit {
             None => {
-                format!("the limit counts bytes, and `{option} {number}` has no unit: write one, as in `{option} {number} kB`")
+                format!(
+                    "the limit counts bytes: write a unit after `{option} {number}`, such as `{option} {number} kB`"
+                )
             }
             Some((_, unit)) => {
-                format!("`{option}` counts {unit}, and the limit has no unit of bytes: write a unit after the limit, too")
+                format!("`{option}` counts {unit}, so the limit needs a unit of bytes, too")
             }
         }))
     }

@@ -103,7 +103,7 @@ pub(crate) struct RuleSpec {
     pub(crate) warn_at: Option<u8>,
     /// The bodies that the rule paces, if it paces bodies instead of charging requests.
     pub(crate) pace: Option<PacedBodies>,
-    /// The number of bytes at the beginning of each body that are sent without a pace.
+    /// The number of bytes at the beginning of each body that are not paced.
     pub(crate) pace_after: Option<u64>,
     /// A quota that is a block.
     pub(crate) block: Option<At<Quota>>,
