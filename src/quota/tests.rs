@@ -362,7 +362,7 @@ fn quota_text_error_says_how_to_fix_it() {
         ("1.5 GB/h", Syntax, "`1.5` is not a whole number that fits: use a smaller unit"),
         ("-1 GB/h", Syntax, "`-1` is not a whole number"),
         ("10 MB/s burst 5", Syntax, "write a unit after `burst 5`, such as `burst 5 kB`"),
-        ("10/s burst 5 MB", Syntax, "`burst` counts MB, and the limit has no unit of bytes"),
+        ("10/s burst 5 MB", Syntax, "`burst` counts MB, so the limit needs a unit of bytes"),
         ("99999999 TiB per second", Range, "99999999 TiB is too large: at most 999999999999999 bytes"),
         ("1000 TB/s", Range, "count in a larger unit"),
         ("910 TiB per second", Range, "at most 999999999999999"),

@@ -50,8 +50,8 @@ fn of_kubernetes(root: &Node<'_>) -> Option<String> {
             let is_file = |name: &&&str| name.ends_with(".yaml") || name.ends_with(".yml") || name.ends_with(".json");
             let name = names.iter().find(is_file).or(names.first()).map_or("rules.yaml", |name| name);
             format!(
-                "the file is a ConfigMap of Kubernetes, which may contain a file of rules as a text. Read the file that \
-                 Kubernetes mounts, or extract the text, for example with `yq '.data[\"{name}\"]' FILE`"
+                "the file is a ConfigMap of Kubernetes, which may contain a file of rules as a text. Read the file \
+                 that Kubernetes mounts, or extract the text, for example with `yq '.data[\"{name}\"]' FILE`"
             )
         }
         "RateLimitConfig" => "the file is Gloo's RateLimitConfig, and no file of rules. Write its `spec.raw.descriptors` in the form of \
