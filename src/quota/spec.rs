@@ -115,8 +115,8 @@ pub enum Oldest {
     /// The oldest sub-window does not count.
     Dropped,
     /// The oldest sub-window counts in full, so that no trailing period is above the limit. Counting the sub-window in
-    /// full lowers the rate: in the long run the limit passes once in each period plus one sub-window. With one bucket,
-    /// the rate is halved.
+    /// full lowers the rate: in the long run, the units of the limit pass once in the time of a period plus one
+    /// sub-window. With one bucket, the rate is halved.
     Counted,
 }
 
