@@ -189,12 +189,12 @@ const PROMISES: &[Promise] = &[
     ),
     (
         "src/middleware/pace/account.rs::BATCH_US",
-        &["in pieces that are worth {} at the pace", "units are taken in batches for {} or, if such"],
+        &["in pieces that take {} at the pace", "units are taken in batches for {} or, if such"],
     ),
     (
         "src/middleware/pace/account.rs::TICK_US",
         &[
-            "are worth up to {}, because each piece costs",
+            "it takes up to {}, because each piece costs",
             "within a piece: {_} to {}.",
             "all downloads of a key share the pace, in pieces of {_} to {}.",
         ],
