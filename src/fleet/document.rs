@@ -448,7 +448,7 @@ mod tests {
         for (document, author) in [(&FleetDocument::default(), author(3)), (&ended, author(3)), (&first, expired)] {
             let error = document.changed(std::slice::from_ref(&end), author).unwrap_err();
             assert_eq!(error.kind(), FleetErrorKind::Conflict);
-            assert!(error.to_string().contains("no `network` of the name `clients` is set"), "{error}");
+            assert!(error.to_string().contains("no such `network` of the name `clients` is set"), "{error}");
         }
     }
 
