@@ -85,8 +85,9 @@ impl Places {
         self.limit
     }
 
-    /// Returns the decision on a charge. The receipt of an admitted charge holds the number `run` of
-    /// the key's run.
+    /// Returns the decision on a charge. The receipt of an admitted charge holds `run`, the number
+    /// of the key's run of held units. The run ends when no unit is held any more, or with a reset
+    /// of the key.
     #[inline]
     pub(crate) fn describe(self, verdict: PlacesVerdict, run: u64) -> ChargeDecision {
         match verdict {

@@ -61,7 +61,7 @@ pub(super) struct Compiled<L> {
     /// The policies whose quotas the limiter does not support.
     pub(super) unsupported: Vec<(usize, UnsupportedQuota)>,
     pub(super) diagnostics: Arc<Diagnostics>,
-    /// The strikes of requests under way, if responses may return strikes.
+    /// The strikes of requests under way, if responses may refund strikes.
     pub(super) unsettled: Option<Arc<Unsettled>>,
     /// The number of configurations of the layer before this one.
     version: u64,
@@ -338,8 +338,8 @@ impl<L: Limiter> Compiled<L> {
 }
 
 impl<L> Compiled<L> {
-    /// Returns the policy with an index. The tickets of a layer have only indices of the layer's own policies,
-    /// whatever the request is.
+    /// Returns the policy with this index. A ticket of this layer has only indices of the layer's policies,
+    /// also for a request that brings its quota.
     pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
         debug_assert!(at < self.policies.len(), "a charge is for a policy that its layer does not have");
         self.policies.get(at)

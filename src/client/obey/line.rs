@@ -7,13 +7,13 @@
 //! * the key is not paused, and the last request was sent long enough ago,
 //! * and the server is expected to admit the request. A request is expected to be admitted if the last
 //!   response said that units remain, or if no request is in flight. If responses do not say what
-//!   remains, a request is also expected to be admitted while fewer requests are in flight than the
-//!   window allows. Requests that were sent before the last pause do not count as in flight, because
-//!   they may hang for long.
+//!   remains, a request is also expected to be admitted while fewer requests than the *window* are in
+//!   flight. Requests that were sent before the last pause do not count as in flight, because they may
+//!   hang for long.
 //!
 //! So after a pause one request is sent as a probe. If the probe's response says how many units
-//! remain, this number of requests follows. If responses do not say what remains, the window grows by
-//! one for each success: two requests follow, then four, then eight.
+//! remain, this number of requests follows. If responses do not say what remains, the window, which
+//! is one after a pause, grows by one for each success: two requests follow, then four, then eight.
 use std::collections::BTreeMap;
 use std::task::Waker;
 
@@ -28,8 +28,8 @@ const PATIENCE_US: u64 = 10_000_000;
 
 const SECOND_US: u64 = 1_000_000;
 
-/// How many round trips must be measured before the shortest is used, because the first round trips
-/// include opening connections.
+/// The shortest round trip is used only after this many were measured, because the first round
+/// trips include opening connections.
 const ROUND_TRIPS: u8 = 4;
 
 /// Why a request cannot join the line. Each variant holds the least time for which the request would

@@ -1,12 +1,13 @@
 //! The account of a key, which holds the units for all bodies of the key in this process.
 //!
 //! The account takes units from its limiter in batches. A batch lasts for a
-//! [tick](BytePace::tick_us) at the quota's pace. The account asks for one batch after the other,
-//! each at its slot. So the burst of a quota does not become a burst of bytes, and the number of
-//! calls does not grow with the number of bodies. If the account asks late, it asks for
-//! proportionally more, so that neither the resolution of a timer nor the round trip to a store
-//! slows the pace. The first batch is half as large as the later batches. So the bytes that were
-//! sent are at most half a batch ahead of the pace or behind it.
+//! [tick](BytePace::tick_us) at the quota's pace. The account asks for one batch after the other.
+//! The instant at which it may ask for a batch, the batch's *slot*, is the end of the batch before.
+//! So the burst of a quota does not become a burst of bytes, and the number of calls does not grow
+//! with the number of bodies. If the account asks late, it asks for proportionally more, so that
+//! neither the resolution of a timer nor the round trip to a store slows the pace. The first batch
+//! is half as large as the later batches. So the bytes that were sent are at most half a batch
+//! ahead of the pace or behind it.
 //!
 //! Bodies stand in line for pieces of a batch, in the order in which they came. This line is not
 //! the line of requests. A request waits for exactly its cost, but a body takes any part of a batch
@@ -211,7 +212,7 @@ struct AccountState {
     is_outdated: bool,
     /// True if the next batch is the first after a time without waiting bodies.
     begins: bool,
-    /// The units and the time of the last batch.
+    /// The units of the last batch, and the time for which it lasts.
     batch: (u64, u64),
     /// The part of the pace that this process asks for, see [`PaceShare`].
     share: PaceShare,
@@ -230,7 +231,7 @@ enum AccountPhase {
     /// A body asks the source, or polls its answer, without holding the lock. `is_woken` becomes
     /// `true` if the answer comes meanwhile.
     Busy { is_woken: bool },
-    /// The answer to this question is under way.
+    /// The source's answer to `question` is under way.
     Asked { answer: LaterPaceAnswer, question: PaceQuestion },
     /// A batch was taken, and may be used from this instant on.
     Departs { at_us: u64, batch: UnitBatch },
@@ -244,7 +245,8 @@ struct PaceQuestion {
     /// The pace of all processes together.
     whole: BytePace,
     at_us: u64,
-    /// The time between the end of the batch and the next slot: half a tick after the first batch.
+    /// The time between the end of the batch and the next slot. It is half a tick if the batch is the first
+    /// one, and otherwise zero.
     gap_us: u64,
 }
 
