@@ -462,7 +462,8 @@ impl RulesEvent {
                 target: "tower_ratelimit",
                 event = "rules-unused",
                 revision,
-                "the changed rules are not used, because {by} pushed the rules in force in revision {revision}{}{}",
+                "the changed rules are not used, because the rules that {by} pushed in revision {revision} are in \
+                 force{}{}",
                 if error.is_some() { "; the changed rules have problems: " } else { "" },
                 error.as_deref().unwrap_or_default()
             ),

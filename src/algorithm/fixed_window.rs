@@ -51,8 +51,8 @@ pub(crate) struct FixedWindow {
     /// The period as a divisor, to find the window of an instant.
     grid: Divisor,
     /// The length of two windows. The end of a state's window is valid if it is ahead by at most two windows. For a
-    /// calendar, this is the shortest time that two windows can take. A nearer end is valid without a look at the
-    /// calendar, which most decisions therefore do not ask (`benches/instructions`).
+    /// calendar, this is the shortest time that two windows can take. An end that is nearer is valid in any case,
+    /// so most decisions do not ask the calendar (`benches/instructions`).
     near_us: u64,
     calendar: Option<&'static CalendarWindows>,
     debt: u64,

@@ -96,7 +96,7 @@
 //! | which limit it is | [`name`](PolicyAdvice::name), [`partition`](PolicyAdvice::partition) |
 //! | how much is left | [`remaining`](PolicyAdvice::remaining) of [`limit`](PolicyAdvice::limit), in [`unit`](PolicyAdvice::unit) |
 //! | the sustained rate | [`limit`](PolicyAdvice::limit) per [`window`](PolicyAdvice::window) |
-//! | until when it is left | [`until_reset`](PolicyAdvice::until_reset) |
+//! | when the quota resets | [`until_reset`](PolicyAdvice::until_reset) |
 //!
 //! * Everything can be unknown. Few servers send all of these numbers.
 //! * A quota may be listed twice, because many servers send two formats.

@@ -200,7 +200,8 @@ impl Observer for Watcher {
             }
             RulesEvent::Unused { by, revision, error, .. } => {
                 let mut message = format!(
-                    "the changed file is not used, because {by} pushed the rules in force in revision {revision}"
+                    "the changed file is not used, because the rules that {by} pushed in revision {revision} are in \
+                     force"
                 );
                 if let Some(error) = error {
                     message += &format!("; the file has problems: {error}");

@@ -231,7 +231,8 @@ fn pushed_rules_that_a_server_cannot_use_are_logged() {
     server.folder.write("rules.yaml", "rules: [{name: client}]\n");
     let unused = server.wait_for_line(|line| line["event"] == "rules-unused");
     let said = unused["message"].as_str().unwrap();
-    assert!(said.contains("because alice pushed the rules in force in revision 3; the file has problems: "), "{said}");
+    let reason = "because the rules that alice pushed in revision 3 are in force; the file has problems: ";
+    assert!(said.contains(reason), "{said}");
     assert_eq!((unused["revision"].as_str(), limit(&server, "192.0.2.1")), (Some("3"), 7));
     let is_unknown = |line: &&Value| line["event"] == "rules-unknown";
     assert_eq!(server.lines().iter().filter(is_unknown).count(), 1, "it is logged once");

@@ -377,7 +377,7 @@ impl Rule {
     /// Sets the cost of a request, in units. If a unit is not a request, state the unit with
     /// [`unit`](Self::unit).
     ///
-    /// * A request with a cost of 0 only looks: it passes and takes nothing, unless its key is
+    /// * A request with a cost of 0 only peeks: it passes and takes nothing, unless its key is
     ///   [blocked](Self::block). A rule that is [settled](Self::settle_by_usage) later reserves one
     ///   unit for such a request.
     /// * A request with a cost above the quota's capacity is refused for good, without
