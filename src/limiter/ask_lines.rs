@@ -6,9 +6,8 @@
 //! unit comes back. So an admission takes one call to the limiter, or two if a charge from outside the line took
 //! units meanwhile.
 //!
-//! A wait that a store names begins when the store decides, and the next call takes time to arrive. So the
-//! next caller asks one round trip before the wait ends, because the round trips to a distant store would
-//! otherwise slow each line down.
+//! A wait that a store names begins when the store decides, and the next call takes time to arrive. So the next caller
+//! asks one round trip before the wait ends. Otherwise the round trips to a distant store would slow each line down.
 //!
 //! Several callers ask at the same time if the last decision left enough units for all of them. With one
 //! caller at a time, a remote limiter would be asked only once per round trip. Before the first decision, the line
@@ -45,8 +44,8 @@ use crate::clock::{Alarm, Timer, time_of};
 use crate::key::Key;
 use crate::policy::Policy;
 
-/// The time within which a caller has to ask, from the instant at which it may ask. The second caller may ask
-/// after this time, the third after twice this time.
+/// A caller has to ask within this time after the instant at which it may ask. After this time, the second caller may
+/// ask; after twice this time, the third.
 const PATIENCE_US: u64 = 50_000;
 
 /// The time for which the next caller waits for the answer to a call under way, before it asks, too.

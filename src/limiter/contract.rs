@@ -34,8 +34,8 @@ use crate::store_load::StoreLoad;
 /// * **A denied set changes nothing.** The exceptions are quotas that
 ///   [count denied](crate::Quota::count_denied) requests, and charges [on refusal](crate::limiter::Effect::OnRefusal).
 ///   The limiter writes their states in the same step as the decision, or right after the decision if the limiter is
-///   `Compensated`. If the set is denied but the quota of a charge allows that charge, the answer reports the state of
-///   this quota, and nothing is taken.
+///   `Compensated`. For a charge of a denied set that its own quota allows, the answer reports the state of that
+///   quota, and nothing is taken.
 /// * **The answer** has one [`ChargeDecision`] for each charge, in order, and a receipt for each charge that
 ///   took something. The charges of a set are for different (policy, key) pairs, because the caller adds up
 ///   the charges for equal pairs. If two charges of a set have an equal pair, the limiter may answer

@@ -134,7 +134,7 @@ impl DepartureLines {
         self.refund_free(&turn.key, refund);
     }
 
-    /// Refunds the free slots of a line until the line has no free slot, unless another thread refunds them.
+    /// Refunds the free slots of a line until none is left. Does nothing if another thread refunds them.
     fn refund_free(&self, key: &DepartureKey, mut refund: impl FnMut(Vec<Receipt>)) {
         let mut is_mine = false;
         loop {

@@ -35,10 +35,10 @@ use crate::quota::Quota;
 /// When the first limiter is back, it does not learn what the second limiter admitted. The first limiter also does
 /// not learn the strikes of blocks and the units of meters that each process counted in its second limiter.
 ///
-/// With this limiter, no request [waits in line](Quota::max_wait) for units of a concurrency limit. Units come
-/// free in the limiter from which they were taken, so one line would have to be in both limiters. A layer
-/// reports a quota with a wait in line as the setup warning `unsupported-quota`, and treats each request under
-/// that quota as if the limiter had failed.
+/// With this limiter, no request [waits in line](Quota::max_wait) for units of a concurrency limit. Units come free
+/// in the limiter from which they were taken, so each line would have to be in both limiters at once. A layer reports
+/// a quota with a wait in line as the setup warning `unsupported-quota`, and treats each request under that quota as
+/// if the limiter had failed.
 ///
 /// ```
 /// use std::num::NonZeroU32;

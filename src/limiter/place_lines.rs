@@ -393,7 +393,7 @@ impl PlaceTurn {
             (first.is_called, first.polls) = (false, 0);
             wakers.to_drop.push(waker);
         } else {
-            // Sets no timer, because the turn has a deadline of its own, and the first request in line is woken.
+            // Sets no timer, because `BoundedTurn` watches the deadline, and the line wakes its first request.
             line.sleep(self.number, u64::MAX, waker, &mut wakers);
         }
         drop(lines);

@@ -122,7 +122,7 @@ impl EntryArena {
     }
 
     fn blocks_for(entries: usize, blocks: usize) -> usize {
-        // A chain gets one more block, because its oldest block may be partly unused.
+        // Adds one block, because the oldest block of a chain may be partly unused.
         (entries.div_ceil(ENTRIES) + 1).max(blocks).min(BLOCKS_MAX)
     }
 

@@ -9,9 +9,9 @@
 //!
 //! # Resets
 //!
-//! The number of a run is the number of resets before the run began. A reset raises the number of resets before it
-//! locks the slot. A thread that begins a run reads the number of resets before it reads the slot, and compares the
-//! number again after it has locked the slot. So the number of a run differs from the numbers of all runs that were
+//! The limiter counts resets, and the number of a run is the count at the run's beginning. A reset raises the count
+//! before it locks the slot. A thread that begins a run reads the count before it reads the slot, and compares the
+//! count again after it has locked the slot. So the number of a run differs from the numbers of all runs that were
 //! reset earlier. A slot's word has room for the first 4,194,303 run numbers. The units of later runs are in the
 //! [arena](super::entry_arena), and take the long way.
 //!

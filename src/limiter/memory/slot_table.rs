@@ -463,8 +463,8 @@ impl SlotTable {
         self.mask.load(Ordering::Relaxed)
     }
 
-    /// Returns the mask. The caller reads the growth after the mask, so a thread that sees the new lines also sees
-    /// that these lines are not open yet.
+    /// Returns the mask. The caller reads the growth after the mask, so a thread that sees the new lines also sees that
+    /// no key may be placed there yet.
     #[inline(always)]
     fn mask_before_growth(&self) -> u64 {
         self.mask.load(Ordering::Acquire) // with the Release in `announce`

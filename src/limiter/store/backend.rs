@@ -196,8 +196,8 @@ pub(super) fn supports(quota: &Quota) -> Result<(), UnsupportedQuota> {
         return Ok(());
     }
     let reason = format!(
-        "a state can take {bytes} bytes, and a value has at most {STATE_MAX}; use Quota::sliding_window with fewer \
-         buckets, a smaller limit or max_debt, or RedisLimiter"
+        "a state can take {bytes} bytes, and a value has at most {STATE_MAX}; use a Quota::sliding_window with fewer \
+         buckets, a smaller limit, a smaller max_debt, or a RedisLimiter"
     );
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::TooLarge, quota, reason))
 }

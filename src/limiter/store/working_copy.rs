@@ -405,8 +405,8 @@ impl<'a> WorkingCopy<'a> {
 
     // Changes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the changes that write the decisions. These changes require that keys that were only
-    /// read have not changed.
+    /// Returns the changes that write the decisions. They include the keys that were only read, so that the swap fails
+    /// if one of these has changed.
     pub(super) fn changes(&self, now: u64, mut version: impl FnMut() -> Version) -> Vec<Change> {
         let used = self.cells.iter().filter(|cell| cell.is_used);
         used.map(|cell| {

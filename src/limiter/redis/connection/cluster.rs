@@ -353,8 +353,8 @@ async fn keep_map(shared: Arc<ClusterState>) {
     for turn in 0_usize.. {
         let failed = match shared.learn(turn).await {
             Ok(()) => {
-                // Clears a pending notification that a server is away, because the new map was read from another
-                // server.
+                // Clears a pending notification that a server is away, because the map has just been read from
+                // another server.
                 let _ = shared.refresh.notified().now_or_never();
                 false
             }

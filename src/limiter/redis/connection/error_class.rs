@@ -42,12 +42,12 @@ pub(super) enum Cause {
 }
 
 impl Cause {
-    /// Returns whether the script did not run, and is sent again to this or another server.
+    /// Returns `true` if the script did not run, and is sent again, to this server or another.
     pub(super) fn is_sent_again(&self) -> bool {
         matches!(self, Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain)
     }
 
-    /// Returns whether the server did not answer.
+    /// Returns `true` if the server did not answer.
     pub(super) fn is_unanswered(&self) -> bool {
         matches!(self, Self::Lost | Self::NotConnected | Self::Silent | Self::NoTime)
     }

@@ -571,7 +571,7 @@ impl Link {
         self.refresh_cluster();
     }
 
-    /// Reports a new reason why the server is down, if it was reported as down.
+    /// Reports a new reason why the server is down, if the server was reported as down.
     fn report_still_down(&self, error: &RedisError) {
         if self.is_reported_down.load(Ordering::SeqCst) && !self.is_retired.load(Ordering::SeqCst) {
             self.events.report_down(&self.address, error);
@@ -602,7 +602,7 @@ impl Link {
         *lock(&self.attempted_at) = Instant::now();
     }
 
-    /// Reports that the server answers, if it was reported as down.
+    /// Reports that the server answers, if the server was reported as down.
     pub(super) fn report_up(&self) {
         if self.is_reported_down.swap(false, Ordering::SeqCst) {
             self.events.report_up(&self.address);

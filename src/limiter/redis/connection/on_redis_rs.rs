@@ -428,7 +428,7 @@ fn contents(value: Value, depth: usize) -> RedisReply {
     }
 }
 
-/// Returns whether a server or a proxy does not know the command that begins RESP3.
+/// Returns `true` if a server or a proxy does not know the command that begins RESP3.
 fn refuses_hello(error: &ClientError) -> bool {
     let says = |words: &str| error.to_string().to_ascii_uppercase().contains(words);
     error.kind() == ErrorKind::RESP3NotSupported || says("HELLO") || says("NOPROTO")

@@ -50,8 +50,8 @@ const PINGS: Duration = Duration::from_secs(2);
 /// The longest time for opening a connection, and for a request to cancel a statement.
 const OPEN: Duration = Duration::from_secs(5);
 
-/// After a connection could not be opened, no further connection is opened for this time, as long
-/// as another connection is open.
+/// After an attempt to open a connection has failed, the next attempt waits for this time, as long as another
+/// connection is open.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The connections over which a [`PostgresStore`](super::PostgresStore) sends its statements.
@@ -126,7 +126,7 @@ struct PoolState {
     next: u64,
     /// The attempt under way to open a connection.
     attempt: Option<Attempt>,
-    /// While a connection is open, no attempt to open another one is made before this instant.
+    /// While a connection is open, the next attempt to open another one waits until this instant.
     pause: Option<Deadline>,
 }
 
@@ -139,8 +139,8 @@ struct OpenConnection {
     driver: JoinHandle<()>,
     /// The number of statements without an answer.
     calls: usize,
-    /// The deadlines for the next answer, counted from the instant at which the first of these statements was sent,
-    /// or the last answer came.
+    /// The deadlines for the next answer, counted from the last answer, or from the first of these statements if no
+    /// answer has come since.
     quiet: Option<Quiet>,
     /// The instant of the connection's next probe.
     ping: Deadline,
