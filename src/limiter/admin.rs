@@ -83,8 +83,8 @@ impl<L: Limiter> Blocks<L> {
     /// # Errors
     /// Returns the limiter's error.
     pub async fn block_for(&self, key: &Key, lasting: Duration) -> Result<Option<Duration>, L::Error> {
-        // Charges the key under a changed quota of the same policy name. The limiter converts the state, and the key
-        // stays closed.
+        // Charges the key under a changed quota of the same policy name. The next charge under the policy's own
+        // quota converts the state, and the key stays closed.
         let policy = self.policy.with_quota(self.policy.quota().closing_for(lasting));
         let strikes = policy.quota().limit();
         self.take(Charge::new(&policy, key).cost(strikes).effect(Effect::Force)).await

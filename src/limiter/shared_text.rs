@@ -27,8 +27,8 @@ pub trait SharedText: Send + Sync {
     fn swap<'a>(&'a self, expect: Option<u128>, next: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>>;
 
     /// Keeps a report for a time. A report is what a process says about itself, in at most [`REPORT_MAX`] bytes. The
-    /// version of a report names the process, and stays the same. `place` is below [`REPORTS_MAX`]. Returns `false`
-    /// if another process has its report at this place.
+    /// version of a report names the process, and is the same for all reports of that process. `place` is below
+    /// [`REPORTS_MAX`]. Returns `false` if another process has its report at this place.
     ///
     /// By default no report is kept.
     fn put_report<'a>(

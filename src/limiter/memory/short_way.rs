@@ -74,8 +74,8 @@ impl States {
         let mut planned = [None; SET_MAX];
         let planned = planned.get_mut(..charges.len())?;
         // Prefetches the cache lines of all keys first, so that each line arrives while the next key is hashed. With
-        // 300,000 keys, whose states do not fit into the cache, this reduces the time of a set of three charges to
-        // two thirds.
+        // 300,000 keys, whose states do not fit into the cache, this saves a third of the time of a set of three
+        // charges.
         let mut lines = [const { None }; SET_MAX];
         for (charge, line) in charges.iter().zip(&mut lines) {
             *line = self.line_of(*charge);

@@ -62,9 +62,8 @@
 //!
 //! ## Waiting in line
 //!
-//! A request over the limit waits in line in its process. As in memory, the line is first come, first served,
-//! with one exception: calls to Redis that are under way at the same time are decided in the order in which
-//! they arrive.
+//! A request over the limit waits in line in its process. As in memory, the line is first come, first served, with one
+//! exception: calls that are under way to Redis at the same time are decided in the order in which Redis gets them.
 //!
 //! A request asks as soon as it is the first of its line. The first request of a line asks again after 20 ms, later
 //! after up to 500 ms, and at once when its own process returns a place. If the longest wait of a request is below four

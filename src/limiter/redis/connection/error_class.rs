@@ -115,7 +115,7 @@ impl CallFailure {
         Self {
             cause: Cause::Answer,
             error: misconfigured(format!(
-                "Redis at {server} wants another certificate of its client, which tls_identity(…) sets: {words}"
+                "Redis at {server} wants another certificate of its client: set it with tls_identity(…): {words}"
             )),
         }
     }

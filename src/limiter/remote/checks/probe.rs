@@ -22,8 +22,8 @@ const TRIES: u64 = 64;
 impl<B: Backend> Checks<B> {
     /// Asks whether the store decides, unless it was asked within the last second.
     ///
-    /// The check takes a unit of a key that no other check uses. The store forgets this key within a second or so. A
-    /// store that is full or read-only still answers checks that take nothing.
+    /// The check takes a unit, because a store that is full or read-only still answers checks that take nothing. No
+    /// other check uses the key of this unit, and the store forgets the key within a second or so.
     pub(crate) fn probe(self: &Arc<Self>) -> CheckReply<(), B> {
         let now = self.denials.now();
         {
@@ -61,8 +61,8 @@ impl<B: Backend> Checks<B> {
         let (checks, taken) = (Arc::clone(self), self.take(&[Charge::new(&policy, &key)]));
         Reply::Later(Box::pin(async move {
             let answer = match taken.await {
-                // This process asks for too much, and the store may still answer. A process that stopped serving
-                // because of its own overload would move its load to the other processes.
+                // Ignores an overload: this process asks for too much, and the store may still answer. A process that
+                // stopped serving because of its own overload would move its load to the other processes.
                 Err(error) if error.kind() == StoreErrorKind::Overloaded => Ok(()),
                 answer => answer.map(drop),
             };

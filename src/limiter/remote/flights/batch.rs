@@ -75,8 +75,8 @@ impl CallLimits {
 pub(crate) enum Calls {
     /// The calls share a connection. The number of calls follows from the duration of a call.
     Pipelined,
-    /// Each call uses its own connection, or separate calls cost the store the same as calls that are sent
-    /// together.
+    /// The maximum is this number. Each call uses its own connection, or a call costs the store the same whether it is
+    /// sent alone or together with other calls.
     Separate(usize),
 }
 

@@ -2,8 +2,8 @@
 //!
 //! With such a flight, a lone check is polled no more often than a bare call. With a task for each flight, two
 //! threads of a runtime would wake each other for each check, which takes a quarter of the check's time
-//! (`benches/redis.rs`, "throughput"). As soon as another request waits for the flight, or the caller goes, the
-//! flight becomes a task. So no request depends on the polling of another caller's future.
+//! (`benches/redis.rs`, "throughput"). As soon as another request waits for the flight, or the caller's future is
+//! dropped, the flight becomes a task. So no request depends on the polling of another caller's future.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

@@ -245,7 +245,8 @@ impl LoadWindow {
     fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, deadline: u64) {
         // After a finding that other clients make calls long, the window grows. If the finding is right, a larger
         // window does not make calls longer. If calls then take more than 1.5 times as long as at the finding, the
-        // limiters count as the cause after all. The next finding would say so only a second later.
+        // limiters count as the cause after all. Without this rule, only the next finding, about a second later, would
+        // say so.
         self.long_by_others = self.long_by_others.filter(|whole| self.call <= whole + whole / 2);
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
