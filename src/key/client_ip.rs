@@ -94,9 +94,9 @@ impl TrustedProxies {
 /// Returns the whole address of the client, for closures. Returns `None` if the client is unknown;
 /// see [`client_ip`].
 ///
-/// If a closure returns the `None` of this function, the request has no key for the closure's rule.
-/// With [`MissingKey::Exempt`](crate::MissingKey::Exempt), a client could then escape the rule with a
-/// header that cannot be read. So use [`client_ip`] for keys.
+/// If a closure returns `None` because this function did, the request has no key for the closure's
+/// rule. With [`MissingKey::Exempt`](crate::MissingKey::Exempt), a client could then escape the rule
+/// with a header that cannot be read. So use [`client_ip`] for keys.
 #[must_use]
 pub fn client_address(proxies: &TrustedProxies, head: &Head<'_>) -> Option<IpAddr> {
     match find_client(proxies, head)? {

@@ -29,8 +29,8 @@ pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 /// valid header name. Spaces around the value are ignored.
 ///
 /// All requests with several headers of this name share one key, because the service may read another
-/// value than the charged value. Requests with several headers do not count as requests without a
-/// key. Otherwise a client could send its API key twice to escape a rule with
+/// value than the extractor. Requests with several headers do not count as requests without a key.
+/// Otherwise a client could send its API key twice to escape a rule with
 /// [`MissingKey::Exempt`](crate::MissingKey::Exempt).
 ///
 /// A client can send any value. Unless an outer layer or a proxy checks the value, a client can invent
@@ -85,7 +85,7 @@ pub fn bearer_token() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync
 /// So a client does not get a second allowance with another spelling of its session.
 ///
 /// The key is missing if the cookie is absent or empty. All requests with several different values
-/// share one key, because the service may read another value than the charged value. The value is not
+/// share one key, because the service may read another value than the extractor. The value is not
 /// checked; see [`header`].
 ///
 /// ```

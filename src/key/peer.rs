@@ -63,7 +63,7 @@ impl From<SocketAddr> for PeerAddr {
 /// ```
 pub fn peer_ip() -> impl Fn(&Head<'_>) -> Option<IpAddr> + Clone + Send + Sync + 'static {
     // The closure captures nothing, so the layer knows that rules with this extractor have the same
-    // key, and calls it once for all of them.
+    // key, and calls the extractor once for all of them.
     |head| Some(Prefixes::DEFAULT.group(peer_address(head)?))
 }
 

@@ -20,7 +20,7 @@ const PARAMETERS_MAX: usize = 256;
 /// with another spelling.
 ///
 /// The key is missing if the parameter is absent or empty. In these cases all requests share one key, because the
-/// service may read another value than the charged value:
+/// service may read another value than the extractor:
 ///
 /// * The parameter is given twice, or as `name[…]`, which some servers read as `name`.
 /// * The value is not percent-encoded UTF-8, such as `%zz` or `%ff`.

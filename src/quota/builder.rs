@@ -331,9 +331,10 @@ impl Quota {
     ///   that [pass at once](Self::delay_after). So call `delay_after` first. A shorter queue keeps its length. A
     ///   request that would have to wait longer is denied.
     /// * A request over a concurrency limit waits in line until units are free, in the order in which the requests of
-    ///   its key came. The request is refused after it has waited for the given time, which is up to 366 days, rounded
-    ///   down to whole microseconds. With the default of zero, the request is refused at once. Requests wait only in a
-    ///   layer with a [timer](crate::RateLimitLayer::delay). On Redis each process has its own line.
+    ///   its key came. The request is refused after it has waited for the given time. The time is at most 366 days,
+    ///   and is rounded down to whole microseconds. With the default of zero, the request is refused at once.
+    ///   Requests wait only in a layer with a [timer](crate::RateLimitLayer::delay). On Redis each process has its
+    ///   own line.
     ///
     /// ```
     /// use std::time::Duration;

@@ -35,8 +35,8 @@
 //!    * A limiter keeps at most 4,096 such refunds to leaky queues. Neighbours in a queue count as
 //!      one refund. Further refunds are lost. A refund is also lost if a request of another process
 //!      is queued behind the refunded request.
-//!    * A refund of strikes opens the key that the strikes closed, unless the remaining strikes
-//!      would have closed it.
+//!    * A refund of strikes opens the key that the strikes closed, unless the remaining strikes are
+//!      enough to close it.
 //!    * A refund does not undo side effects of the request: a window that began with the request,
 //!      entries that the request displaced in a log that counts denied requests, and debt that was
 //!      forgotten because of the request.

@@ -50,7 +50,7 @@
 //! * **All or nothing.** If one descriptor is over its limit, the other descriptors are not
 //!   charged. Envoy's service behaves like this with
 //!   `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`. If [`DescriptorLimits`] refuses a request
-//!   because a window has fewer units left than the request has hits, the window is used up, as in
+//!   because a window has too few units left for the request's hits, the window is used up, as in
 //!   Envoy's service.
 //! * `unlimited`, `shadow_mode`, `name` and `replaces` have the same meaning as in Envoy's service.
 //!   `detailed_metric` and `value_to_metric` have no effect, because an
@@ -97,11 +97,11 @@
 //! | with its aliases written out | 250,000 values and 2 MiB of text |
 //! | what all rules together take over from [`defaults` and templates](crate::guide::rules_in_a_file#say-it-once) | 500,000 values and 2 MiB of text |
 //!
-//! The time to decide a request grows with the number of rules that its path may match, and of
-//! rules that have no `path`. If you have many rules, give each a `path`. The time also grows with
-//! the number of patterns with `*` in these rules: on a usual machine 10,000 patterns of one rule
-//! take 2 ms, and 10,000 rules with one pattern each take 10 ms. A file has at most 10,000
-//! patterns.
+//! The time to decide a request grows with the number of rules that its path may match, and with
+//! the number of rules that have no `path`. If you have many rules, give each a `path`. The time
+//! also grows with the number of patterns with `*` in these rules: on a usual machine 10,000
+//! patterns of one rule take 2 ms, and 10,000 rules with one pattern each take 10 ms. A file has at
+//! most 10,000 patterns.
 
 mod bind;
 mod compare;

@@ -47,7 +47,8 @@ struct RulesState {
     /// The result of the last reading of the file, even if the rules that were read are not in
     /// force.
     read: Reading,
-    /// The rules of the program or its file, which are in force unless operators put other rules in force.
+    /// The program's own rules or those of its file. These rules are in force unless operators put other
+    /// rules in force.
     #[cfg(feature = "tokio")]
     own: RulesText,
     /// The settings of operators for the rules.

@@ -2,7 +2,7 @@
 //!
 //! The thread polls, because the operating system's watchers miss changes of files that Kubernetes mounts: such a file
 //! is a link to another link, which Kubernetes replaces. The thread reads the whole file each time, because a rules
-//! file is small and its time stamp may not change.
+//! file is small, and its content may change while its time stamp stays the same.
 
 use std::io;
 use std::sync::Weak;

@@ -160,8 +160,8 @@ impl RateBucket {
         self.counts.over
     }
 
-    /// Returns the number of requests that the policy refused. A policy refuses a request [over](Self::over) its limit
-    /// unless its mode lets the request pass, and a block refuses the requests of a closed key.
+    /// Returns the number of requests that the policy refused. A policy refuses a request [over](Self::over) its
+    /// limit unless its mode lets the request pass. A block refuses the requests of a closed key.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.counts.refused

@@ -167,7 +167,8 @@ impl RecentRefusal {
     /// remaining units, and the wait. If several policies refused the request, returns the status of the policy with
     /// the longest wait.
     ///
-    /// Returns `None` if no policy refused the request: an access list denied it, it had no key, or the limiter failed.
+    /// Returns `None` if no policy refused the request: an access list denied the request, the request had no key, or
+    /// the limiter failed.
     #[must_use]
     pub fn status(&self) -> Option<&PolicyStatus> {
         self.status.as_ref()

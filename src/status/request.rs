@@ -152,7 +152,8 @@ pub(super) struct SettingForm {
     /// The kind and the name of the setting, separated by a space.
     pub(super) setting: String,
     pub(super) subject: String,
-    /// The name of an entry that the page lists, if it is sent instead of the setting and its subject.
+    /// The name of an entry that the page lists, if the form has this name instead of a setting and a
+    /// subject.
     pub(super) entry: String,
     pub(super) value: String,
     pub(super) lasting: String,

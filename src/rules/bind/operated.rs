@@ -1,4 +1,5 @@
-//! The settings of operators for the rules of a file: modes, overrides of single keys, and clients.
+//! The settings of operators for the rules of a file: modes, overrides of single keys, and clients
+//! that are always allowed or denied.
 
 use super::super::names::Names;
 use super::Bound;

@@ -137,7 +137,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Refuses a field that needs a pace in a rule without a pace, if the rule itself writes the
+    /// In a rule without a pace, refuses a field that needs a pace, if the rule itself writes the
     /// field.
     fn refuse_field_without_pace(&mut self, fields: &Fields<'_, '_>, is_absent: bool) {
         if let Some(node) = fields.get("pace-after").filter(|_| is_absent) {
