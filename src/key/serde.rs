@@ -260,7 +260,8 @@ mod tests {
         round_trip(&TrustedProxies::count(2).unwrap(), r#"{"count":2}"#);
         round_trip(&TrustedProxies::count(2).unwrap().forwarded(), r#"{"count":2,"forwarded":true}"#);
         round_trip(&networks(), &format!("{listed}}}"));
-        // The header of a list, taken for a header of one address, stays that.
+        // A header that usually has a list of addresses can be named as a header of one address,
+        // too.
         for name in ["x-real-ip", "x-forwarded-for", "forwarded"] {
             let single = networks().single_header(name).unwrap();
             round_trip(&single, &format!(r#"{listed},"single-header":"{name}"}}"#));

@@ -617,9 +617,10 @@ impl Quota {
         counted(self) == counted(other)
     }
 
-    /// Returns whether a receipt of the other quota has the same meaning under this quota. The receipt of a bucket has
-    /// the instant at which the units have drained. A receipt of a window or a log has the window in which the units
-    /// were counted. A receipt of a leaky queue has the last departure at the queue's own rate.
+    /// Returns whether a receipt of the other quota has the same meaning under this quota. The receipt of a bucket
+    /// has the instant at which the units have drained. The receipt of a window or a log has the window in which the
+    /// units were counted. The receipt of a leaky queue has the request's last departure, which depends on the
+    /// queue's rate.
     pub(crate) fn reads_receipts_of(&self, other: &Self) -> bool {
         let is_bucket =
             |Self { spec, .. }: &Self| spec.algorithm.is_bucket() && spec.algorithm != Algorithm::LeakyQueue;

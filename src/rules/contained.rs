@@ -265,14 +265,16 @@ mod tests {
     use crate::algorithm::properties::quotas::{quota, shapes};
     use crate::base::sampling::config;
 
-    /// Returns the names of the rules that never refuse, with the rules that refuse before.
+    /// Returns a text for each rule that is found never to refuse: its name, and the name of the
+    /// rule that contains it.
     fn found(rules: &str) -> Vec<String> {
         let file = spec(&format!("rules:\n{rules}")).unwrap_or_else(|error| panic!("{rules}\n{error}"));
         let found = never_binding(&file.rules).into_iter();
         found.map(|noticed| noticed.message.split('`').filter(|name| name.len() == 1).take(2).collect()).collect()
     }
 
-    /// Returns whether the rule with these fields is found to contain the one with those.
+    /// Returns whether a rule with the fields `outer` is found to contain a rule with the fields
+    /// `inner`.
     fn contains(outer: &str, inner: &str) -> bool {
         let fields = |name: &str, fields: &str| {
             let quota = if fields.contains("quota:") { "" } else { "quota: 5/s, " };
@@ -377,7 +379,8 @@ mod tests {
     }
 
     proptest! {
-        // A quarter of the pairs is not comparable, such as those of leaky queues.
+        // A quarter of the pairs is rejected, such as pairs with leaky queues, which cannot be
+        // compared.
         #![proptest_config(ProptestConfig { max_global_rejects: 1_000_000, ..config(5_000) })]
 
         #[test]

@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(refused(&rates.short()).iter().sum::<u64>(), 0);
         rates.bring_up(11, &totals(11));
         assert_eq!(refused(&rates.short()).iter().sum::<u64>(), 2);
-        // At the beginning of a clock that starts at zero there is nothing before it.
+        // If the clock started at zero 11 buckets ago, there are no buckets before the start.
         assert_eq!(rates.short().len(), 12);
     }
 }
