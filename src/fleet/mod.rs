@@ -39,11 +39,11 @@
 //!
 //! # When the store fails
 //!
-//! A process that cannot read the text keeps the settings that it knows, and [says so](FleetInForce::error). If the
-//! store has lost the text, or has an older revision after a failover, a process that knows a newer revision restores
-//! the newer text, within a second after the store answers. If the store loses a change, as Redis can in a failover,
-//! a process restores it. The change is lost for good only if another change is made first, or if all processes that
-//! know the change end first. Each process ends entries according to its own calendar time.
+//! A process that cannot read the text keeps the settings that it knows, and [says so](FleetInForce::error). The
+//! store may have lost the text, or may have an older revision after a failover. A process that knows a newer
+//! revision then restores the newer text, within a second after the store answers. If the store loses a change, as
+//! Redis can in a failover, a process restores it. The change is lost for good only if another change is made first,
+//! or if all processes that know the change end first. Each process ends entries according to its own calendar time.
 
 mod change;
 mod document;

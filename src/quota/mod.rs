@@ -71,8 +71,8 @@
 //!
 //! * The used amount never shrinks while both quotas count it. A quota with
 //!   [`Quota::in_proportion`](crate::Quota::in_proportion) keeps the used share instead of the
-//!   amount, between any two algorithms: the share in use under the old quota, rounded up by less
-//!   than a unit of the new quota.
+//!   amount, between any two algorithms. This is the share in use under the old quota, rounded up
+//!   by less than a unit of the new quota.
 //! * Until the state has been converted, a reported wait is computed at the new rate, but units are
 //!   still freed as under the old quota. Therefore a reported wait can be too long or too short. A
 //!   key that has used 900 of 1,000 per hour and gets a plan of 10 per hour reads a wait of 89
