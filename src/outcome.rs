@@ -443,9 +443,9 @@ pub trait Observer: Send + Sync {
         let _ = observed;
     }
 
-    /// Called before [`on_outcome`](Self::on_outcome) for a request that the only policy of its layer allows, if this
-    /// policy is always enforced. `key` is the key that was charged, `taken` are the units that the request took, and
-    /// `is_near` is the value of [`PolicyStatus::is_near`].
+    /// Called before [`on_outcome`](Self::on_outcome) if the layer has only one policy, which is always enforced, and
+    /// this policy allows the request. `key` is the key that was charged, `taken` are the units that the request
+    /// took, and `is_near` is the value of [`PolicyStatus::is_near`].
     ///
     /// Return `true` if the observer does not need the [`Outcome`]. After `true`, the layer neither makes the
     /// outcome nor calls `on_outcome`. Making the outcome would take longer than the usual decision. The default

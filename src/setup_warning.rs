@@ -87,9 +87,9 @@ labelled! {
         SlowPace = "slow-pace",
         /// A layer has a timer, but no rule has a leaky queue or a concurrency limit with a wait, so no request waits.
         NoQueue = "no-queue",
-        /// A handler that [admits](crate::RateLimitLayer::admit) requests itself does not settle them as the rules say:
-        /// it drops each [`Admission`](crate::middleware::Admission) although a rule settles after the response, or it
-        /// reports a cost although no rule settles by such a cost.
+        /// A handler that [admits](crate::RateLimitLayer::admit) requests itself does not settle them as the rules say.
+        /// Either it drops each [`Admission`](crate::middleware::Admission) although a rule settles after the response,
+        /// or it reports a cost although no rule settles by such a cost.
         NotSettled = "not-settled",
         /// Headers report only policies with a [name](crate::Headers::for_policy) or a
         /// [unit](crate::Headers::for_unit) that no policy of the layer has, so these headers are never sent,

@@ -1,8 +1,8 @@
 //! A hash with a secret. Nobody without the secret can compute the hash. All processes, versions and builds compute the
 //! same hash.
 //!
-//! A hash is the first half of the SHA-256 of the secret and the bytes. From a half, nobody can go on to compute
-//! the hash of the same bytes with more bytes after them.
+//! A hash is the first half of the SHA-256 of the secret and the bytes. With only this half, nobody can compute
+//! the hash of the same bytes followed by other bytes.
 
 use sha2::{Digest, Sha256};
 

@@ -431,8 +431,8 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the policy in force that has the name of `own` and the largest capacity, if this capacity is above the
-    /// capacity and the debt of `own` together. Otherwise returns `own`. Ignores quotas that keep the used share:
-    /// each of them has room for the usage under any other, and counts in units of another size.
+    /// capacity and the debt of `own` together. Otherwise returns `own`. Ignores quotas that keep the used share.
+    /// Such a quota has room for the usage under every other plan, and its units differ from those of `own`.
     fn largest_now(&self, own: &Policy, is_fit: impl Fn(&Quota) -> bool) -> Policy {
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
         let newer = self.newer();

@@ -554,11 +554,12 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// When this number of requests wait, a further request that would have to wait is refused as over
     /// the limit. The number counts the requests of the key in all layers of the limiter in this
-    /// process. So a client whose requests stay in line, on purpose or because it has gone
-    /// [unnoticed](crate::guide::requests_in_flight#when-a-client-has-gone), leaves room for other
-    /// clients. If all clients share a key, such as [`key::global`](crate::key::global), raise the
-    /// number up to [`max_waiting`](Self::max_waiting). A [leaky queue](crate::Quota::leaky_queue) has
-    /// its own bound for each key. Without a [timer](Self::delay) the setting has no effect, and
+    /// process. So other clients find room even if the requests of one client stay in line, on purpose
+    /// or because the client has gone
+    /// [unnoticed](crate::guide::requests_in_flight#when-a-client-has-gone). If all clients share a
+    /// key, such as [`key::global`](crate::key::global), raise the number up to
+    /// [`max_waiting`](Self::max_waiting). A [leaky queue](crate::Quota::leaky_queue) has its own
+    /// bound for each key. Without a [timer](Self::delay) the setting has no effect, and
     /// [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoEffect).
     pub fn max_in_line(self, max_in_line: usize) -> Self {
         self.change(|settings| settings.max_in_line = Some(max_in_line))

@@ -438,9 +438,9 @@ impl Ticket {
         }
     }
 
-    /// Decides about the request according to the decisions of its charges. If the limiter allows the request
-    /// although a rule's block is closed, because that block does not enforce, `take_nothing` makes the rule's
-    /// charges count as not taken.
+    /// Decides about the request according to the decisions of its charges. A block that does not enforce may
+    /// be closed although the limiter allows the request. Then `take_nothing` makes the charges of the block's
+    /// rule count as not taken.
     #[inline]
     pub(super) fn judge<L: Limiter>(
         &mut self,
