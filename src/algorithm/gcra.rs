@@ -13,8 +13,8 @@
 //! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects a request that would raise
 //!   the level above `burst`.
 //! * A **leaky bucket as a queue** gives each admitted request a departure time. A request of cost `n` departs as
-//!   soon as at most `delay_after − (n − 1)` units (or 0, if this is negative) of the backlog before it have not
-//!   drained. The next request departs later by `n·interval`. The requests that depart in any interval have at most
+//!   soon as the backlog before it has drained to `delay_after − (n − 1)` units, or to 0 if this is negative. The
+//!   next request departs later by `n·interval`. The requests that depart in any interval have at most
 //!   `length/interval + delay_after + 1` units in all, or the cost of one request if that cost is larger.
 //!
 //! Each of the four algorithms guarantees at most `burst + length/interval` units in any interval of the length

@@ -63,8 +63,8 @@ impl Dated {
     }
 }
 
-/// Into how many slices of equal length a bucket's units are split for the conversion to a log or a
-/// sliding window.
+/// The number of slices of equal length into which a bucket's units are split for the conversion to
+/// a log or a sliding window.
 const SLICES: u64 = 32;
 
 /// The units in use under one quota, for the conversion to another quota.
@@ -109,8 +109,8 @@ impl Carried {
     }
 
     /// Converts the used share of the capacity `from` into the same share of the capacity `to`. An entry keeps only
-    /// the units that count now. If it kept all its units, the new quota would round down again how many of them
-    /// count, and the entry would count for less than its share.
+    /// the units that count now. If it kept all its units, the number of units that count would be rounded down
+    /// once more under the new quota, and the entry would count for less than its share.
     pub(super) fn in_proportion(mut self, from: u64, to: u64) -> Self {
         self.dated.iter_mut().for_each(|dated| dated.whole = dated.units);
         Self { used: self.used.in_proportion(from, to), share: Some((from, to)), ..self }

@@ -11,9 +11,9 @@ use std::task::Waker;
 
 use super::wakers::Wakers;
 
-/// The number of foremost waiters whose timers are set to the instants at which the waiters may go.
-/// If the task of the first waiter does not run, the task of another foremost waiter lets the line
-/// advance.
+/// This many waiters at the front of a line are *foremost*: their timers are set to the instants at
+/// which they may go. If the task of the first waiter does not run, the task of another foremost
+/// waiter lets the line advance.
 pub(crate) const FOREMOST: usize = 8;
 
 /// A map of lines is shrunk when it holds few lines and its capacity is above this number.

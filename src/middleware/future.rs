@@ -244,7 +244,7 @@ impl<L: Limiter> OnResponse<L> {
         headers.map_or(Self::Nothing, |headers| Self::AddHeaders(headers, Arc::clone(layer)))
     }
 
-    /// Reports a request that passes, and puts the values into its extensions that the service, its handlers and
+    /// Reports a request that passes, and puts into its extensions the values that the service, its handlers and
     /// inner layers need. The ticket is kept if the response needs it.
     #[inline(never)]
     pub(super) fn prepare<B: Body + 'static>(

@@ -510,10 +510,10 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   cost behind it in this layer move up by one. The line's last departure time then belongs to no request, and
     ///   is refunded to the limiter. If many requests are dropped at once, on any number of threads, one departure
     ///   time is refunded for each of them, the last time first.
-    /// * If another request is queued behind a departure time, that time stays unused, and the spacing is kept. The
-    ///   other request comes from another layer or process, or was admitted by the limiter but has not joined its
-    ///   line yet. If the other request is dropped as well, and was admitted by the same limiter, both departure
-    ///   times are refunded.
+    /// * If another request is queued behind the departure time of a dropped request, that time stays unused, and
+    ///   the spacing is kept. The other request comes from another layer or process, or was admitted by the limiter
+    ///   but has not joined its line yet. If the other request is dropped as well, and was admitted by the same
+    ///   limiter, both departure times are refunded.
     /// * If the process stalls, requests whose departure times have passed depart together.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).

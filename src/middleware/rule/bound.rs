@@ -23,7 +23,7 @@ pub(crate) struct BoundRule {
     /// says so.
     extract: Read<Option<Key>>,
     /// The type of the extractor, if all rules with this type have the same keys: the type captures
-    /// nothing, and requests without a key do not share one.
+    /// nothing, and requests without a key do not share a key.
     extractor: Option<TypeId>,
     /// The index of the rule's first policy among the layer's policies.
     first: usize,

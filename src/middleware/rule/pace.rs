@@ -14,9 +14,9 @@ impl Rule {
     ///   if such a batch would be smaller than 32 KiB, for up to 150 milliseconds. The burst matters
     ///   only if processes share the quota: each process sends at the pace until the burst is used
     ///   up, and then the processes share the pace. A [leaky queue](crate::Quota::leaky_queue) has
-    ///   no burst. A window with the period of the pace leaves no room for late bytes, and slows
-    ///   downloads by a few percent. [`pace_after`](Self::pace_after) makes the beginning of a body
-    ///   fast.
+    ///   no burst. If the quota that sets the pace is a window, bytes that are late in one window
+    ///   have no room in the next, and downloads are slower by a few percent.
+    ///   [`pace_after`](Self::pace_after) makes the beginning of a body fast.
     /// * Over ten seconds a download gets its pace within one percent. At 100 kB/s over TCP, 1 and
     ///   100 downloads got 1.006 times their pace, and 1,000 downloads got 1.005 times. Each
     ///   gigabyte took a second of the processor, and without a pace 0.7 to 0.95 seconds. All 1,000
