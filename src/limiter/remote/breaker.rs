@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A breaker that opens after `most` failures in a row, or by [`open`](Self::open). Only
-/// [`close`](Self::close) closes the breaker, after the server has answered a probe.
+/// [`close`](Self::close) closes the breaker: after the server has answered a probe, or when
+/// nothing probes it any more.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     most: u32,

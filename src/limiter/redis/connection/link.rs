@@ -228,8 +228,8 @@ impl Link {
         self.has_run.load(Ordering::Relaxed) & script.bit != 0
     }
 
-    /// Records that the server no longer knows a script. So the server was restarted, or another server has taken
-    /// its place, and may have no data. Calls that were under way at that time get the same answer.
+    /// Records that the server no longer knows a script. The server was restarted, or another server has taken its
+    /// place. In both cases the server may have no data. Calls that were under way at that time get the same answer.
     fn record_forgotten(&self, script: &Script) {
         let forget = |has_run: u64| (has_run & script.bit != 0).then_some(0);
         if self.has_run.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forget).is_err() {
