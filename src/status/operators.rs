@@ -148,8 +148,8 @@ impl Operators {
     /// by the operator to whom it was made.
     ///
     /// This process may not know the offer, because another process made it, or because this process has forgotten
-    /// it. `explained` then has the keys that were explained again, and the token is valid for those of them for
-    /// which it was made.
+    /// it. `explained` then has the keys that were explained again, and the token is valid for those among these
+    /// keys for which it was made.
     pub(super) fn take(
         &self,
         secret: Option<u128>,

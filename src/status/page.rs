@@ -104,8 +104,8 @@ use crate::stats::Stats;
 ///   rule that reads another extension is explained as for a request without that extension.
 /// * A form that a browser sends for another site is refused. The page reads `Sec-Fetch-Site` for this or, without
 ///   this header, compares `Origin` with `Host`. Another site may point its own name at this server (DNS rebinding),
-///   and a browser then treats both as one site. Therefore a browser can act only if it uses an IP address,
-///   `localhost`, or a name that the program [lists](Self::hosts).
+///   and a browser then treats the site's pages and this page as one site. Therefore a browser can act only if it
+///   uses an IP address, `localhost`, or a name that the program [lists](Self::hosts).
 /// * The page has no scripts, is sent with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys
 ///   are shown as text.
 /// * A page takes some microseconds for each policy, and some milliseconds for each million keys of a limiter in

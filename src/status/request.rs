@@ -71,8 +71,8 @@ pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
 }
 
 /// Refuses an action that a browser sends to a name which the program does not list. Another site may point its own
-/// name at this server, and the browser then treats both as one site. Nobody can point an IP address or `localhost` to
-/// another server.
+/// name at this server, and the browser then treats the site's pages and this page as one site. Nobody can point an
+/// IP address or `localhost` to another server.
 ///
 /// A program that is not a browser sends neither `Sec-Fetch-Site` nor `Origin`, and acts only for itself.
 pub(super) fn refuse_other_names(parts: &Parts, hosts: &[String]) -> Result<(), Wrong> {
