@@ -34,8 +34,8 @@ impl Quota {
         spec.delay_after /= parts;
         spec.settle();
         if spec.algorithm.is_bucket() {
-            // The rate was rounded down, so fewer units come back within the longest time that a quota may take to
-            // drain.
+            // The rate was rounded down, so the burst and the debt could take longer to drain than the longest
+            // time that a quota may take.
             let most = spec.units_max();
             (spec.burst, spec.debt) = (spec.burst.min(most), spec.debt.min(most));
             spec.delay_after = spec.delay_after.min(spec.burst - 1); // at least one, see above
