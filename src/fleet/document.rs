@@ -270,6 +270,11 @@ impl FleetDocument {
     pub(super) fn made(&self, tag: u64) -> Option<u64> {
         self.actions.iter().find(|action| action.tag == tag).map(|action| action.revision)
     }
+
+    /// Returns whether later actions have displaced all actions of a revision.
+    pub(super) fn has_displaced(&self, revision: u64) -> bool {
+        self.actions.len() == ACTIONS_MAX && self.actions.back().is_some_and(|oldest| oldest.revision > revision)
+    }
 }
 
 fn conflict(by: &str, at: Timestamp, revision: u64, why: &str) -> FleetError {

@@ -1,5 +1,7 @@
 //! Errors of the operators' settings for all processes.
 
+use std::error::Error;
+
 use crate::error::{BoxError, Source, kind_and_message};
 
 kind_and_message! {
@@ -25,15 +27,20 @@ pub enum FleetErrorKind {
     Unsupported,
     /// This version of the crate cannot read the stored text. Nothing was changed.
     Foreign,
-    /// The store did not answer. The change may have been made, unless the error's text says that nothing was
-    /// changed. Read the settings again.
+    /// The store did not answer, or the change is not in force in this process yet. The error's text says whether the
+    /// change was made, or that this is unknown. Read the settings again.
     Unavailable,
 }
 
 impl FleetError {
-    /// Makes the error for a store that did not answer.
+    /// Makes the error for a store that did not answer. If the cause is a `FleetError`, nothing was changed.
     pub(super) fn of_store(cause: BoxError) -> Self {
-        let source = Some(Source::of_box(cause));
-        Self { source, ..Self::new(FleetErrorKind::Unavailable, "the store did not answer") }
+        let message = if cause.is::<Self>() { "nothing was changed" } else { "the store did not answer" };
+        Self { source: Some(Source::of_box(cause)), ..Self::new(FleetErrorKind::Unavailable, message) }
+    }
+
+    /// Returns whether the store says that a swap changed nothing.
+    pub(super) fn is_certain(&self) -> bool {
+        self.source().is_some_and(|cause| cause.is::<Self>())
     }
 }

@@ -1,11 +1,13 @@
 //! The shared text in a file, for a limiter in memory. The first line is the text's version.
 
-use std::fs;
-use std::io::{ErrorKind, Write};
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::{fmt, fs};
 
 use super::document::TEXT_MAX;
+use super::error::{FleetError, FleetErrorKind};
 use crate::base::sync::{Mutex, lock};
 use crate::error::BoxError;
 use crate::limiter::{BoxFuture, SharedText, TextRead, VersionedText};
@@ -33,13 +35,23 @@ impl FileText {
         let shared = Arc::clone(&self.0);
         tokio::task::spawn_blocking(move || {
             let _alone = lock(&shared.file);
-            run(&shared).map_err(|error| format!("{}: {error}", shared.path.display()).into())
+            run(&shared)
         })
         .await?
     }
 }
 
 impl Inner {
+    /// Adds the path to the text of an error.
+    fn text_of(&self, error: impl fmt::Display) -> String {
+        format!("{}: {error}", self.path.display())
+    }
+
+    /// Makes the error of a swap that failed before it replaced the file.
+    fn unchanged(&self, error: impl fmt::Display) -> FleetError {
+        FleetError::new(FleetErrorKind::Unavailable, self.text_of(error))
+    }
+
     fn read(&self) -> Result<Option<VersionedText>, BoxError> {
         match fs::metadata(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -54,22 +66,27 @@ impl Inner {
         found.map(Some).ok_or_else(|| "this crate did not write the file".into())
     }
 
-    /// Replaces the file in one step. If the process crashes before that step, the old file is still complete.
-    fn write(&self, next: &VersionedText) -> Result<(), BoxError> {
+    /// Writes a text beside the file, and returns the path of the new file.
+    fn prepare(&self, next: &VersionedText) -> io::Result<OsString> {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");
         let mut file = fs::File::create(&name)?;
         file.write_all(format!("{:032x}\n{}", next.version, next.text).as_bytes())?;
         file.sync_all()?;
-        fs::rename(&name, &self.path)?;
-        Ok(())
+        Ok(name)
+    }
+
+    /// Replaces the file in one step. If the process crashes before that step, the old file is still complete.
+    fn write(&self, next: &VersionedText) -> Result<(), BoxError> {
+        let name = self.prepare(next).map_err(|error| self.unchanged(error))?;
+        fs::rename(&name, &self.path).map_err(|error| self.text_of(error).into())
     }
 }
 
 impl SharedText for FileText {
     fn load(&self, known: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>> {
         let read = move |shared: &Inner| {
-            let found = shared.read()?;
+            let found = shared.read().map_err(|error| shared.text_of(error))?;
             let is_known = found.as_ref().map(|text| text.version) == known;
             Ok(if is_known { TextRead::Unchanged } else { TextRead::Changed(found) })
         };
@@ -79,7 +96,8 @@ impl SharedText for FileText {
     fn swap<'a>(&'a self, expect: Option<u128>, next: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>> {
         let next = next.clone();
         let swap = move |shared: &Inner| {
-            let is_expected = shared.read()?.map(|text| text.version) == expect;
+            let found = shared.read().map_err(|error| shared.unchanged(error))?;
+            let is_expected = found.map(|text| text.version) == expect;
             if is_expected {
                 shared.write(&next)?;
             }

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::future::poll_fn;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -48,6 +51,9 @@ const CHANGE: Duration = Duration::from_secs(10);
 /// The maximum number of names in a message.
 const NAMES_MAX: usize = 20;
 
+/// The maximum number of times that a new table follows at once, if a later document comes at each time.
+const FOLLOWS: usize = 3;
+
 /// The pause after a failed call.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -69,6 +75,8 @@ struct FleetState {
     known: KnownFleet,
     /// The document that all tables follow.
     in_force: KnownFleet,
+    /// Since when that document is in force.
+    in_force_since: Timestamp,
     applying: Applying,
     /// The next instant at which an entry that is in force ends.
     ends: Option<Timestamp>,
@@ -82,6 +90,10 @@ struct FleetState {
 }
 
 impl FleetState {
+    fn in_force_event(&self) -> FleetEvent {
+        FleetEvent::in_force(self.in_force.document.revision, self.in_force.hash, self.in_force_since)
+    }
+
     /// Returns the event of the last reading, if that reading failed.
     fn unreadable(&self) -> Option<FleetEvent> {
         let error = self.error.as_deref()?;
@@ -102,28 +114,31 @@ enum Applying {
     Again,
 }
 
-/// A document, and the time at which this process read it or put it in force.
+/// A document, and the version and the hash of its text.
 #[derive(Clone)]
 struct KnownFleet {
     document: Arc<FleetDocument>,
     version: Option<u128>,
     hash: u64,
-    since: Timestamp,
 }
 
 impl Default for KnownFleet {
     fn default() -> Self {
-        Self::new(FleetDocument::default(), None, "", Timestamp::from_micros(0))
+        Self { document: Arc::default(), version: None, hash: hash(b"") }
     }
 }
 
 impl KnownFleet {
-    fn new(document: FleetDocument, version: Option<u128>, text: &str, now: Timestamp) -> Self {
-        Self { document: Arc::new(document), version, hash: hash(text.as_bytes()), since: now }
+    fn new(document: FleetDocument, text: &VersionedText) -> Self {
+        Self { document: Arc::new(document), version: Some(text.version), hash: hash(text.text.as_bytes()) }
     }
 
-    fn event(&self) -> FleetEvent {
-        FleetEvent::in_force(self.document.revision, self.hash, self.since)
+    fn parse(text: &VersionedText) -> Result<Self, FleetError> {
+        let document = FleetDocument::parse(&text.text).ok_or_else(|| {
+            let message = "this version cannot read the text in the store: the last known settings stay in force";
+            FleetError::new(FleetErrorKind::Foreign, message)
+        })?;
+        Ok(Self::new(document, text))
     }
 }
 
@@ -206,7 +221,8 @@ impl Fleet {
 
     /// Adds an observer of [events](crate::observe::FleetEvent). If several observers have one
     /// [identity](Observer::identity), only the first is added. The new observer at once gets the
-    /// revision in force, and the error if the store does not answer.
+    /// revision in force, and the error if the store does not answer. An observer must not wait for
+    /// [`change`](Self::change), because the change waits for the observers.
     pub fn observe(&self, observer: impl Observer + 'static) {
         let observer: Arc<dyn Observer> = Arc::new(observer);
         let (in_force, unreadable) = {
@@ -215,7 +231,7 @@ impl Fleet {
                 return;
             }
             state.observers.push(Arc::clone(&observer));
-            (state.in_force.event(), state.unreadable())
+            (state.in_force_event(), state.unreadable())
         };
         [Some(in_force), unreadable].iter().flatten().for_each(|event| observer.on_fleet_event(event));
     }
@@ -359,9 +375,14 @@ impl Fleet {
                 continue;
             }
             let KnownFleet { document, version, .. } = lock(&shared.state).known.clone();
-            if let Some(revision) = tries.unanswered.iter().find_map(|tag| document.made(*tag)) {
+            if let Some(revision) = tries.unanswered.iter().find_map(|(tag, _)| document.made(*tag)) {
+                tries.made = Some(revision);
                 shared.wait_until_in_force(revision).await;
                 return Ok(revision);
+            }
+            if tries.unanswered.iter().any(|(_, revision)| document.has_displaced(*revision)) {
+                let message = "it is unknown whether the change was made, because others made many changes since";
+                return Err(FleetError::new(FleetErrorKind::Unavailable, message));
             }
             let long = || (u128::from(random::secret()) << 64) | u128::from(random::secret());
             let (own, secret) = (long(), long());
@@ -374,11 +395,11 @@ impl Fleet {
             let (revision, text) = (next.revision, VersionedText::new(own, text));
             // Without an answer, the change may have been made, or may still be made. The next try expects the same
             // version, so at most one of the two tries succeeds.
-            tries.unanswered.push(tag);
+            tries.unanswered.push((tag, revision));
             match shared.call(shared.text.swap(version, &text)).await {
                 Ok(true) => {
-                    let applying = Arc::clone(shared);
-                    aside(move || applying.put_in_force(next, &text)).await?;
+                    tries.made = Some(revision);
+                    shared.put_in_force(KnownFleet::new(next, &text)).await?;
                     shared.wait_until_in_force(revision).await;
                     return Ok(revision);
                 }
@@ -391,6 +412,7 @@ impl Fleet {
                         return Err(FleetError::new(FleetErrorKind::Unavailable, message));
                     }
                 }
+                Err(error) if tries.unanswered.len() == 1 && error.is_certain() => return Err(error),
                 Err(error) => tries.failed(error).await,
             }
         }
@@ -512,11 +534,11 @@ impl Fleet {
     #[must_use]
     pub fn in_force(&self) -> FleetInForce {
         let state = lock(&self.0.state);
-        let KnownFleet { document, hash, since, .. } = &state.in_force;
+        let KnownFleet { document, hash, .. } = &state.in_force;
         FleetInForce {
             revision: document.revision,
             hash: *hash,
-            since: *since,
+            since: state.in_force_since,
             read_at: state.read_at,
             error: state.error.clone(),
         }
@@ -563,8 +585,10 @@ impl<F: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sy
 /// The tries of a change so far.
 #[derive(Default)]
 struct ChangeTries {
-    /// The tags of the swaps that were not answered.
-    unanswered: Vec<u64>,
+    /// The tags and the revisions of the swaps that were not answered.
+    unanswered: Vec<(u64, u64)>,
+    /// The revision that the change made.
+    made: Option<u64>,
     /// The number of swaps that were refused because another process had changed something.
     conflicts: usize,
     /// The last failure.
@@ -580,6 +604,10 @@ impl ChangeTries {
 
     /// Returns the error of a change whose time is over.
     fn into_error(self) -> FleetError {
+        if let Some(revision) = self.made {
+            let message = format!("revision {revision} was made, but is not in force in this process yet");
+            return FleetError::new(FleetErrorKind::Unavailable, message);
+        }
         let message = if self.unanswered.is_empty() {
             format!("nothing was changed within {CHANGE:?}")
         } else {
@@ -672,46 +700,51 @@ impl Inner {
     async fn read_text(self: &Arc<Self>) -> Result<(), FleetError> {
         let version = lock(&self.state).known.version;
         let TextRead::Changed(found) = self.call(self.text.load(version)).await? else { return Ok(()) };
-        let (shared, expect) = (Arc::clone(self), found.as_ref().map(|found| found.version));
-        if let Some(lost) = aside(move || shared.take_in(found)).await?? {
-            // Other processes may write the lost text back at the same time, so the result of the swap is ignored.
+        let expect = found.as_ref().map(|found| found.version);
+        let next = aside(move || found.as_ref().map(KnownFleet::parse).transpose()).await??;
+        let known = lock(&self.state).known.clone();
+        let revision = next.as_ref().map_or(0, |next| next.document.revision);
+        if let Some(version) = known.version.filter(|_| revision < known.document.revision) {
+            // The store has lost the latest known text, or has an older one. Other processes may write the lost text
+            // back at the same time, so the result of the swap is ignored.
+            let lost = aside(move || VersionedText::new(version, known.document.to_text())).await?;
             self.call(self.text.swap(expect, &lost)).await?;
+        } else if let Some(next) = next {
+            self.put_in_force(next).await?;
         }
         Ok(())
     }
 
-    /// Puts the document that was found in the store in force. If the store has lost the text that is in force, or
-    /// has an older text, returns the text in force.
-    fn take_in(&self, found: Option<VersionedText>) -> Result<Option<VersionedText>, FleetError> {
-        let document = match &found {
-            None => None,
-            Some(found) => Some(FleetDocument::parse(&found.text).ok_or_else(|| {
-                let message = "this version cannot read the text in the store: the last known settings stay in force";
-                FleetError::new(FleetErrorKind::Foreign, message)
-            })?),
-        };
-        let known = lock(&self.state).known.clone();
-        let revision = document.as_ref().map_or(0, |document| document.revision);
-        if let Some(version) = known.version.filter(|_| revision < known.document.revision) {
-            return Ok(Some(VersionedText::new(version, known.document.to_text())));
-        }
-        if let (Some(document), Some(found)) = (document, found) {
-            self.put_in_force(document, &found);
-        }
-        Ok(None)
+    /// Puts a document in force, unless a later document is known. Returns when the document is in force, or when
+    /// another thread is putting it in force. If later documents come meanwhile, the thread that may block puts them
+    /// in force without the caller.
+    async fn put_in_force(self: &Arc<Self>, next: KnownFleet) -> Result<(), FleetError> {
+        let (version, revision) = (next.version, next.document.revision);
+        let is_in_force = |in_force: &KnownFleet| in_force.version == version || in_force.document.revision > revision;
+        let mut waiting = pin!(async {
+            while !is_in_force(&lock(&self.state).in_force) {
+                tokio::time::sleep(PAUSE).await;
+            }
+        });
+        let shared = Arc::clone(self);
+        // If the caller is dropped, a document that is known is still put in force.
+        let mut applying = pin!(aside(move || {
+            shared.note(next);
+            shared.apply();
+        }));
+        poll_fn(|context| match applying.as_mut().poll(context) {
+            Poll::Pending => waiting.as_mut().poll(context).map(Ok),
+            applied => applied,
+        })
+        .await
     }
 
-    /// Puts a document in force, unless a later document is known.
-    fn put_in_force(&self, document: FleetDocument, text: &VersionedText) {
-        let next = KnownFleet::new(document, Some(text.version), &text.text, self.clock.now());
-        {
-            let mut state = lock(&self.state);
-            if next.document.revision < state.known.document.revision {
-                return;
-            }
+    /// Notes a document as the latest one, unless a later document is known.
+    fn note(&self, next: KnownFleet) {
+        let mut state = lock(&self.state);
+        if next.document.revision >= state.known.document.revision {
             state.known = next;
         }
-        self.apply();
     }
 
     /// Waits until this revision or a later one is in force. Another thread may be putting the revision in force.
@@ -721,10 +754,10 @@ impl Inner {
         }
     }
 
-    /// Makes all tables follow the latest document, which is then in force. No lock is held, because the tables and
-    /// the observers call the application. One thread at a time updates the tables, so that no table goes back to
-    /// an older document. If another thread is already updating the tables, this function returns at once, and that
-    /// thread then updates them once more.
+    /// Makes all tables follow the latest document, which is then in force, even if a later document has come. No lock
+    /// is held, because the tables and the observers call the application. One thread at a time updates the tables, so
+    /// that no table goes back to an older document. If another thread is already updating the tables, this function
+    /// returns at once, and that thread then updates them once more.
     fn apply(&self) {
         {
             let mut state = lock(&self.state);
@@ -741,15 +774,12 @@ impl Inner {
             }
             let (event, observers) = {
                 let mut state = lock(&self.state);
-                if state.applying == Applying::Again {
-                    continue;
-                }
                 state.ends = known.document.next_end(now);
                 if state.in_force.version == known.version {
                     continue;
                 }
-                state.in_force = KnownFleet { since: now, ..known };
-                (state.in_force.event(), state.observers.clone())
+                (state.in_force, state.in_force_since) = (known, now);
+                (state.in_force_event(), state.observers.clone())
             };
             report(&observers, &event);
         }
@@ -769,13 +799,27 @@ impl Inner {
         Some((state.known.clone(), state.tables.clone()))
     }
 
-    /// Makes a new table follow the latest document, even while another thread makes all tables follow.
+    /// Makes a new table follow the latest document, even while another thread makes all tables follow. The tables
+    /// that new rules read follow first.
     fn follow_at_once(&self, name: &str, table: &FleetTable) {
-        let (document, tables) = {
-            let state = lock(&self.state);
-            (Arc::clone(&state.known.document), state.tables.clone())
-        };
-        follow_table(&document, name, table, &tables, self.clock.now());
+        for _ in 0..FOLLOWS {
+            let (known, tables) = {
+                let mut state = lock(&self.state);
+                #[cfg(feature = "rules")]
+                state.enter_overrides();
+                (state.known.clone(), state.tables.clone())
+            };
+            let now = self.clock.now();
+            #[cfg(feature = "rules")]
+            for (read_name, read) in tables.iter().filter(|(_, read)| table.reads(read)) {
+                follow_table(&known.document, read_name, read, &tables, now);
+            }
+            follow_table(&known.document, name, table, &tables, now);
+            // If another thread has meanwhile made the table follow a later document, the table went back.
+            if lock(&self.state).known.version == known.version {
+                break;
+            }
+        }
         self.apply();
     }
 }

@@ -115,6 +115,12 @@ impl FleetTable {
         if let Self::Rules(rules) = self { rules.upgrade() } else { None }
     }
 
+    /// Returns whether this table belongs to rules, which read the other table.
+    #[cfg(feature = "rules")]
+    pub(super) fn reads(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Rules(_), Self::Overrides(_) | Self::Access(_)))
+    }
+
     /// Updates the table to `entries`: the entries of its kinds that are in force, in the order of their targets.
     /// Does nothing if the table is up to date.
     pub(super) fn follow<'a>(

@@ -194,6 +194,31 @@ async fn change_whose_answer_is_lost_is_made_once() {
     assert_eq!((lock(&text.0).swaps, here.actions().len()), (1, 1));
 }
 
+/// The one action of a rollback is not kept after a change of 100 entries.
+#[tokio::test(start_paused = true)]
+async fn change_that_later_ones_displaced_is_not_made_again() {
+    let (text, _, [here, there]) = processes().await;
+    there.overrides("customer");
+    for rules in ["one", "two"] {
+        here.change("alice", "", [FleetChange::rules("rules", rules)]).await.unwrap();
+    }
+    text.set_fault(Fault::LostAnswers);
+    let rollback = tokio::spawn({
+        let here = here.clone();
+        async move { here.rollback("alice", "", "rules", None).await }
+    });
+    while lock(&text.0).swaps < 3 {
+        tokio::task::yield_now().await;
+    }
+    text.set_fault(Fault::None);
+    let many = (0..100).map(|n| FleetChange::override_quota("customer", n, Quota::per_hour(1)).unwrap());
+    assert_eq!(there.change("bob", "", many).await.unwrap(), 4);
+    let error = rollback.await.unwrap().unwrap_err();
+    assert!(error.to_string().starts_with("it is unknown whether the change was made"), "{error}");
+    let rules = here.entries().into_iter().find(|entry| entry.target.kind == FleetKind::Rules);
+    assert_eq!((&*rules.unwrap().value, lock(&text.0).swaps), ("one", 4));
+}
+
 #[tokio::test(start_paused = true)]
 async fn change_ends_although_the_store_falls_silent() {
     let (text, _, [here, _]) = processes().await;
@@ -368,6 +393,22 @@ async fn file_keeps_what_was_set_over_a_restart() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+#[tokio::test]
+async fn change_that_the_disk_refuses_says_so_at_once() {
+    let folder = std::env::temp_dir().join(format!("tower-ratelimit-fleet-disk-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("settings.new")).unwrap(); // a folder where the new file would be written
+    let fleet = Fleet::in_file(folder.join("settings")).await.unwrap();
+    fleet.mode("client", Mode::Enforce);
+    // The ten seconds of a change end in another error.
+    let error = fleet.change("alice", "", shadow()).await.unwrap_err();
+    assert_eq!((error.kind(), &*error.to_string()), (FleetErrorKind::Unavailable, "nothing was changed"));
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("settings: "), "{cause}");
+    std::fs::remove_dir(folder.join("settings.new")).unwrap();
+    assert_eq!(fleet.change("alice", "", shadow()).await.unwrap(), 1);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn unchanged_text_is_read_once_a_second() {
     let (text, clock) = (InMemory::default(), ManualClock::new());
@@ -409,23 +450,36 @@ impl FollowFleet for SlowRules {
     }
 }
 
+#[cfg(feature = "rules")]
+type Begun = tokio::sync::mpsc::UnboundedReceiver<(String, u64)>;
+
+/// Makes slow rules with the name `slow`. Returns what begins, and what lets the rules go on.
+#[cfg(feature = "rules")]
+fn slow_rules(fleet: &Fleet) -> (Arc<SlowRules>, Begun, std::sync::mpsc::Sender<()>) {
+    let (begun, follows) = tokio::sync::mpsc::unbounded_channel();
+    let (go_on, goes_on) = std::sync::mpsc::channel();
+    let rules = Arc::new(SlowRules { fleet: fleet.clone(), begun, goes_on: Mutex::new(goes_on) });
+    let followed: std::sync::Weak<dyn FollowFleet> = Arc::downgrade(&(Arc::clone(&rules) as Arc<dyn FollowFleet>));
+    fleet.follow_rules("slow", &followed);
+    (rules, follows, go_on)
+}
+
+/// Starts a change of the slow rules.
+#[cfg(feature = "rules")]
+fn push(fleet: &Fleet, text: &'static str) -> tokio::task::JoinHandle<Result<u64, FleetError>> {
+    let fleet = fleet.clone();
+    tokio::spawn(async move { fleet.change("alice", "", [FleetChange::rules("slow", text)]).await })
+}
+
 /// A second change comes while the tables follow the first one.
 #[cfg(feature = "rules")]
 #[tokio::test(start_paused = true)]
 async fn revision_is_in_force_after_its_tables_follow() {
     let (text, _, [fleet, _]) = processes().await;
-    let (begun, mut follows) = tokio::sync::mpsc::unbounded_channel();
-    let (go_on, goes_on) = std::sync::mpsc::channel();
-    let rules = Arc::new(SlowRules { fleet: fleet.clone(), begun, goes_on: Mutex::new(goes_on) });
-    let followed: std::sync::Weak<dyn FollowFleet> = Arc::downgrade(&(Arc::clone(&rules) as Arc<dyn FollowFleet>));
-    fleet.follow_rules("rules", &followed);
-    let push = |text: &'static str| {
-        let fleet = fleet.clone();
-        tokio::spawn(async move { fleet.change("alice", "", [FleetChange::rules("rules", text)]).await.unwrap() })
-    };
-    let first = push("one");
+    let (_rules, mut follows, go_on) = slow_rules(&fleet);
+    let first = push(&fleet, "one");
     assert_eq!(follows.recv().await, Some(("one".to_owned(), 0)));
-    let second = push("two");
+    let second = push(&fleet, "two");
     while lock(&text.0).swaps < 2 {
         tokio::task::yield_now().await;
     }
@@ -433,11 +487,51 @@ async fn revision_is_in_force_after_its_tables_follow() {
     assert!(!first.is_finished() && !second.is_finished());
     go_on.send(()).unwrap();
     // The rules never go back from the second text to the first one.
-    assert_eq!(follows.recv().await.unwrap().0, "two");
+    assert_eq!(follows.recv().await, Some(("two".to_owned(), 1)), "the first is in force meanwhile");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(first.await.unwrap().unwrap(), 1, "the first change does not wait for the second");
+    assert!(!second.is_finished());
     go_on.send(()).unwrap();
-    assert_eq!((first.await.unwrap(), second.await.unwrap()), (1, 2));
+    assert_eq!(second.await.unwrap().unwrap(), 2);
     assert!(follows.try_recv().is_err());
     assert_eq!((fleet.in_force().revision, &*fleet.entries()[0].value), (2, "two"));
+}
+
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn change_that_is_not_in_force_yet_says_so() {
+    let (_, _, [fleet, _]) = processes().await;
+    let (_rules, mut follows, go_on) = slow_rules(&fleet);
+    let change = push(&fleet, "one");
+    assert!(follows.recv().await.is_some());
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let error = change.await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "revision 1 was made, but is not in force in this process yet");
+    go_on.send(()).unwrap();
+}
+
+/// Another thread makes the tables follow meanwhile, and is busy with other rules.
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn new_rules_have_their_overrides_at_once() {
+    use crate::rules::Rules;
+
+    const TEXT: &str = "rules: [{name: client, quota: 3 per hour, key: peer-ip}]";
+    let (text, clock, [here, there]) = processes().await;
+    there.overrides("client");
+    there.mode("client", Mode::Enforce);
+    let (_rules, mut follows, go_on) = slow_rules(&here);
+    push(&there, "one").await.unwrap().unwrap();
+    assert!(follows.recv().await.is_some());
+    let raised = FleetChange::override_quota("client", "192.0.2.1", Quota::per_hour(5)).unwrap();
+    there.change("alice", "", [raised]).await.unwrap();
+    here.wait_until_read(Duration::from_secs(1)).await.unwrap();
+    let version = |fleet: &Fleet| Rules::builder().fleet(fleet, "rules").read_text(TEXT).unwrap().version();
+    assert_eq!(version(&here), 1, "with the overrides");
+    go_on.send(()).unwrap();
+    there.change("alice", "", shadow()).await.unwrap();
+    let new = fleet(&text, &clock).await;
+    assert_eq!(version(&new), 1, "the modes and the overrides come together");
 }
 
 #[cfg(feature = "rules")]
