@@ -48,7 +48,11 @@ pub(crate) trait FollowFleet: Send + Sync {
     /// rules.
     fn check_access(&self, kind: FleetKind) -> Result<(), &'static str>;
 
-    /// Returns an error with the reason if a text cannot be put in force.
+    /// Returns the text of the program's own rules.
+    #[cfg(feature = "status")]
+    fn own_text(&self) -> Arc<[u8]>;
+
+    /// Returns an error that says why a text cannot be put in force.
     fn check_text(&self, text: &str) -> Result<(), String>;
 }
 

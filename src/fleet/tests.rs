@@ -445,6 +445,11 @@ impl FollowFleet for SlowRules {
         Ok(())
     }
 
+    #[cfg(feature = "status")]
+    fn own_text(&self) -> Arc<[u8]> {
+        Arc::default()
+    }
+
     fn check_text(&self, _: &str) -> Result<(), String> {
         Ok(())
     }

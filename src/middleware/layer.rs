@@ -652,7 +652,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         })
     }
 
-    #[cfg(feature = "status")]
+    #[cfg(any(feature = "rules", feature = "status"))]
     pub(crate) fn limiter(&self) -> &L {
         &self.limiter
     }

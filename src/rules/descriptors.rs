@@ -135,6 +135,10 @@ impl<L: Limiter> DescriptorLimits<L> {
         Self::of(Core { store, limiter: Arc::new(limiter), observer: None })
     }
 
+    pub(super) fn limiter(&self) -> &L {
+        &self.0.limiter
+    }
+
     fn of(core: Core<L>) -> Self {
         let core = Arc::new(core);
         let follower: Weak<dyn Follow> = Arc::downgrade(&(Arc::clone(&core) as Arc<dyn Follow>));

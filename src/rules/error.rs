@@ -136,12 +136,6 @@ impl RulesError {
     pub(crate) fn in_pushed(self, by: &str, revision: u64) -> Self {
         Self { pushed: Some(format!("{by} pushed these rules in revision {revision}").into()), ..self }
     }
-
-    /// Returns whether the rules are those that an operator pushed.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn is_of_pushed(&self) -> bool {
-        self.pushed.is_some()
-    }
 }
 
 debug_as_text!(RulesError);

@@ -95,8 +95,11 @@ impl Rules {
                  RulesBuilder::descriptors, or use Rules::descriptor_limits if there are no HTTP requests",
             ));
         }
-        self.0.check(|quota| supports_in_layer(&limiter, quota))?;
-        Ok(RateLimitLayer::sourced(limiter, Arc::clone(&self.0) as Arc<_>))
+        self.0.check(&|quota| supports_in_layer(&limiter, quota))?;
+        let layer = RateLimitLayer::sourced(limiter, Arc::clone(&self.0) as Arc<_>);
+        // Other rules may have come into force before the store knew the layer.
+        self.0.check(&|quota| supports_in_layer(layer.limiter(), quota))?;
+        Ok(layer)
     }
 
     /// Returns a [`DescriptorLimits`], which decides about Envoy's descriptors without an HTTP request. The
@@ -109,8 +112,11 @@ impl Rules {
         if self.0.tree().is_none() {
             return Err(RulesError::of_file("only a file in Envoy's form, with `domain`, has limits for descriptors"));
         }
-        self.0.check(|quota| limiter.supports(quota))?;
-        Ok(DescriptorLimits::new(Arc::clone(&self.0), limiter))
+        self.0.check(&|quota| limiter.supports(quota))?;
+        let limits = DescriptorLimits::new(Arc::clone(&self.0), limiter);
+        // Other rules may have come into force before the store knew the limits.
+        self.0.check(&|quota| limits.limiter().supports(quota))?;
+        Ok(limits)
     }
 
     /// Reads the file again, and puts its rules in force if they have changed. Returns the [version](Self::version).
@@ -145,8 +151,8 @@ impl Rules {
         self.0.facts()
     }
 
-    /// Returns the error of the last [`reload`](Self::reload) or [`replace`](Self::replace), or `None` if that call
-    /// succeeded.
+    /// Returns the error of the last [`reload`](Self::reload) or [`replace`](Self::replace). If that call succeeded,
+    /// returns the error of the rules that an operator pushed, or `None` if these rules are in force or there are none.
     #[must_use]
     pub fn error(&self) -> Option<RulesError> {
         self.0.error()

@@ -47,23 +47,66 @@ struct RulesState {
     /// The result of the last reading of the file, even if the rules that were read are not in
     /// force.
     read: Reading,
-    /// The program's own rules or those of its file. These rules are in force unless operators put other
-    /// rules in force.
+    /// The number of the last reading of the file.
+    reading: u64,
+    /// The number of changes of this state. Rules that were made before the last change are made again.
+    changes: u64,
+    in_force: InForce,
+    /// True if the program's last valid file ends with `...`.
+    is_marked: bool,
+    /// The rules of the program or its file, which are in force unless operators put other rules in force.
     #[cfg(feature = "tokio")]
     own: RulesText,
+    /// The latest rules of the program or its file, if they were refused.
+    refused: Option<Refused>,
+    /// The rules that an operator pushed. They are in force unless they were refused.
+    #[cfg(feature = "tokio")]
+    pushed: Option<Arc<FleetEntry>>,
+    /// The last rules that an operator pushed and that were refused.
+    #[cfg(feature = "tokio")]
+    refused_pushed: Option<Refused>,
     /// The settings of operators for the rules.
     #[cfg(feature = "tokio")]
     settings: FleetRuleSettings,
     /// The fleet whose operators may put other rules in force.
     #[cfg(feature = "tokio")]
     fleet: Option<Fleet>,
-    /// The number of the last reading of the file.
-    reading: u64,
-    error: Option<RulesError>,
-    in_force: InForce,
-    /// True if the last file that was put in force ends with `...`.
-    is_marked: bool,
     layers: Vec<Weak<dyn Follow>>,
+}
+
+/// The rules that a caller wants in force. Their text is chosen under the lock, so that it is the latest one.
+enum Wish {
+    /// New rules of the program, and the number of the reading of their file. They are only kept if an operator
+    /// pushed the rules in force.
+    New(RulesText, Option<u64>),
+    /// The rules that an operator pushed, or the program's own rules if no operator did.
+    #[cfg(feature = "tokio")]
+    OfOperators,
+    /// The program's own rules.
+    #[cfg(feature = "tokio")]
+    Own,
+    /// The rules in force, made again with the present settings of operators.
+    #[cfg(feature = "tokio")]
+    Present,
+}
+
+/// Rules that were not put in force, and why.
+struct Refused {
+    text: RulesText,
+    error: RulesError,
+}
+
+/// The data from which rules are made and checked.
+struct Draft {
+    text: RulesText,
+    origin: RulesOrigin,
+    /// The domain of the rules in force.
+    domain: Option<Box<str>>,
+    layers: Vec<Arc<dyn Follow>>,
+    /// True if the text has to end with `...`.
+    is_marked: bool,
+    /// The number of changes of the state before.
+    changes: u64,
 }
 
 /// A text of rules, with its origin.
@@ -97,8 +140,8 @@ struct InForce {
     settings: FleetRuleSettings,
 }
 
-/// The data from which the next rules are made, in addition to their text.
-#[derive(Default)]
+/// The data from which rules are made, in addition to their text.
+#[derive(Clone, Default)]
 struct RulesOrigin {
     version: u64,
     history: RulesHistory,
@@ -125,17 +168,22 @@ impl RuleStore {
         let in_force = InForce::new(&names, &text, RulesOrigin::default()).map_err(|error| text.located(error))?;
         let is_marked = has_end_mark(&content);
         let state = RulesState {
+            read: Ok(content),
+            reading: 0,
+            changes: 0,
+            in_force,
+            is_marked,
             #[cfg(feature = "tokio")]
             own: text,
+            refused: None,
+            #[cfg(feature = "tokio")]
+            pushed: None,
+            #[cfg(feature = "tokio")]
+            refused_pushed: None,
             #[cfg(feature = "tokio")]
             settings: FleetRuleSettings::default(),
             #[cfg(feature = "tokio")]
             fleet: None,
-            read: Ok(content),
-            reading: 0,
-            error: None,
-            in_force,
-            is_marked,
             layers: Vec::new(),
         };
         Ok(Self { names, path, reads: Mutex::default(), state: Mutex::new(state) })
@@ -171,143 +219,116 @@ impl RuleStore {
             let mut state = self.state();
             state.read.clone_from(&read);
             state.reading += 1;
+            state.changes += 1;
             (read, state.reading)
         };
+        let text = |content| RulesText::own(content, self.path.as_ref());
         Some(match read {
-            Ok(content) => self.put_own_in_force(&content, Some(reading)),
-            #[cfg(feature = "tokio")]
-            Err(error) if self.pushed_in_force().is_some() => self.refuse_own(error, Some(reading)),
-            Err(error) => self.refuse(error, Some(reading)),
+            Ok(content) => self.put_in_force(&Wish::New(text(&content), Some(reading))),
+            Err(error) => self.refuse(Refused { text: text(&Arc::default()), error }, Some(reading)),
         })
     }
 
     /// Puts the rules of a text in force.
     pub(super) fn replace(&self, content: &Arc<[u8]>) -> Result<u64, RulesError> {
-        self.put_own_in_force(content, None)
+        self.put_in_force(&Wish::New(RulesText::own(content, None), None))
     }
 
-    /// Puts the program's own rules in force. If operators have put other rules in force, the program's own rules are
-    /// only kept for later.
-    fn put_own_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
-        let own = RulesText::own(content, self.path.as_ref().filter(|_| reading.is_some()));
-        #[cfg(feature = "tokio")]
-        if let Some(pushed) = self.pushed_in_force() {
-            return match self.check_next(&own) {
-                Ok(()) => Ok(self.keep_own(own, &pushed)),
-                Err(error) => self.refuse_own(own.located(error), reading),
-            };
-        }
-        let version = self.put_in_force(&own, reading)?;
-        #[cfg(feature = "tokio")]
-        {
-            self.state().own = own;
-        }
-        Ok(version)
+    /// Puts rules in force, or refuses them. Returns the version of the rules in force.
+    fn put_in_force(&self, wish: &Wish) -> Result<u64, RulesError> {
+        self.try_to_put(wish).or_else(|refused| self.refuse(refused, wish.reading()))
     }
 
-    /// Puts the rules of a text or a file in force, unless the file was read again after the reading with this
-    /// number. No lock is held while limiters and observers are called, because they are the application's code and
-    /// may call this method. So other rules may come into force before these rules do. Then the method starts again.
-    fn put_in_force(&self, text: &RulesText, reading: Option<u64>) -> Result<u64, RulesError> {
-        let content = &text.content;
+    /// Puts rules in force, unless the file was read again since then. No lock is held while limiters and observers
+    /// are called, because they are the application's code and may change the rules. If anything changed meanwhile,
+    /// the method therefore starts again.
+    fn try_to_put(&self, wish: &Wish) -> Result<u64, Refused> {
         loop {
-            let (origin, domain, layers, is_marked) = {
+            let draft = {
                 let mut state = self.state();
-                if state.in_force.text.content == *content && state.has_settings() {
-                    #[cfg(feature = "tokio")]
-                    state.in_force.text.pushed.clone_from(&text.pushed);
-                    let had_error = state.error.take().is_some();
-                    let (version, layers, loaded) =
-                        (state.in_force.rules.version, state.layers(), state.in_force.event());
+                if state.is_outdated(wish.reading()) {
+                    return Ok(state.in_force.rules.version);
+                }
+                let text = state.text_of(wish);
+                if state.in_force.text.content == text.content && state.has_settings() && !state.keeps(wish) {
+                    let (version, had_error) = (state.in_force.rules.version, state.end_error(wish, &text));
+                    state.take(wish, &text);
+                    state.in_force.text = text;
+                    let reported = if had_error { state.loaded() } else { Vec::new() };
+                    let layers = state.layers();
                     drop(state);
                     // A limiter may have panicked before its layer applied the rules, so each layer applies them
                     // again.
                     each(&layers, |layer| layer.follow());
-                    if had_error {
-                        // The observer got the error, so it now gets the event that rules are in force
-                        // without an error.
-                        report(&layers, &loaded);
-                    }
+                    reported.iter().for_each(|event| report(&layers, event, ""));
                     return Ok(version);
                 }
-                let is_marked = state.is_marked && reading.is_some();
-                (state.origin(), state.in_force.domain(), state.layers(), is_marked)
+                state.draft(text, wish.reading().is_some())
             };
-            let before = origin.version - 1;
-            let next = if is_marked && !has_end_mark(content) { Err(incomplete(content)) } else { Ok(()) }
-                .and_then(|()| InForce::new(&self.names, text, origin))
-                .and_then(|next| next.accepted_by(&layers, domain.as_deref()).map(|()| next));
-            let next = match next {
+            let next = match draft.make(&self.names) {
                 Ok(next) => next,
-                Err(error) => return self.refuse(text.located(error), reading),
+                Err(error) => return Err(Refused { error, text: draft.text }),
             };
-            let loaded = next.event();
-            let mut changes = String::new();
-            let layers = {
-                let mut state = self.state();
-                if state.is_outdated(reading) {
-                    return Ok(state.in_force.rules.version);
+            let mut state = self.state();
+            if state.changes != draft.changes {
+                continue;
+            }
+            #[cfg(feature = "tokio")]
+            if let Some(pushed) = state.in_force.text.pushed.clone().filter(|_| state.keeps(wish)) {
+                let had_error = state.end_error(wish, &draft.text);
+                let is_changed = had_error || state.own.content != draft.text.content;
+                state.take(wish, &draft.text);
+                let (version, layers) = (state.in_force.rules.version, state.layers());
+                drop(state);
+                if is_changed {
+                    report(&layers, &RulesEvent::unused(&*pushed.by, pushed.revision, None), "");
                 }
-                if state.in_force.rules.version != before {
-                    continue;
-                }
-                changes.push_str(&next.changes_since(&state.in_force));
-                (state.in_force, state.error) = (next, None);
-                if reading.is_some() {
-                    state.is_marked = has_end_mark(content);
-                }
-                state.layers() // also rules that have come since then
-            };
+                return Ok(version);
+            }
+            let (changes, version) = (next.changes_since(&state.in_force), next.rules.version);
+            state.end_error(wish, &draft.text);
+            state.take(wish, &draft.text);
+            state.in_force = next;
+            let (reported, layers) = (state.loaded(), state.layers()); // also layers that have come since then
+            drop(state);
             each(&layers, |layer| layer.follow());
-            loaded.log(&changes);
-            each(&layers, |layer| layer.report(&loaded));
-            return Ok(before + 1);
+            reported.iter().for_each(|event| report(&layers, event, &changes));
+            return Ok(version);
         }
     }
 
-    /// Keeps the present rules in force, and reports the error, unless the file was read again
-    /// after this reading.
-    fn refuse(&self, error: RulesError, reading: Option<u64>) -> Result<u64, RulesError> {
-        self.note_error(&error, reading, RulesEvent::refused);
-        Err(error)
-    }
-
-    /// Notes an error, and reports it by an event with its text, unless the file was read again
-    /// after this reading.
-    fn note_error(&self, error: &RulesError, reading: Option<u64>, event: impl FnOnce(String) -> RulesEvent) {
-        let layers = {
+    /// Notes and reports that rules were refused, unless the file was read again. Returns their error.
+    fn refuse(&self, refused: Refused, reading: Option<u64>) -> Result<u64, RulesError> {
+        let error = refused.error.clone();
+        let (layers, event) = {
             let mut state = self.state();
-            if state.is_outdated(reading) {
-                return;
-            }
-            state.error = Some(error.clone());
-            state.layers()
+            let event = if state.is_outdated(reading) { None } else { state.refuse(refused) };
+            (state.layers(), event)
         };
-        report(&layers, &event(WithSources(error).to_string()));
+        if let Some(event) = event {
+            report(&layers, &event, "");
+        }
+        Err(error)
     }
 
     /// Returns an error if a quota in force is not supported. If an operator pushed the rules in force, the program's
     /// own rules come into force instead, so that pushed rules cannot keep a program from starting.
-    pub(super) fn check(&self, supports: impl Fn(&Quota) -> Result<(), UnsupportedQuota>) -> Result<(), RulesError> {
-        let checked = self.check_in_force(&supports);
-        #[cfg(feature = "tokio")]
-        if let Some(error) = checked.as_ref().err().filter(|error| error.is_of_pushed()) {
-            let own = self.state().own.clone();
-            self.put_in_force(&own, None)?;
-            let _ = self.refuse(error.clone(), None); // the state and the log have it
-            return self.check_in_force(&supports);
-        }
-        checked
-    }
-
-    fn check_in_force(&self, supports: impl Fn(&Quota) -> Result<(), UnsupportedQuota>) -> Result<(), RulesError> {
+    pub(super) fn check(&self, supports: &dyn Fn(&Quota) -> Result<(), UnsupportedQuota>) -> Result<(), RulesError> {
         let (text, quotas) = {
             let InForce { text, quotas, .. } = &self.state().in_force;
             (text.clone(), Arc::clone(quotas))
         };
         let mut problems = problems_of(&text.content);
         all_supported(&quotas, supports, &mut problems);
-        problems.into_result(Some(())).map_err(|error| text.located(error))
+        let checked = problems.into_result(Some(())).map_err(|error| text.located(error));
+        #[cfg(feature = "tokio")]
+        if let (Err(error), Some(_)) = (&checked, &text.pushed) {
+            let error = error.clone();
+            self.put_in_force(&Wish::Own)?;
+            let _ = self.refuse(Refused { text, error }, None); // the state and the log have it
+            return self.check(supports);
+        }
+        checked
     }
 
     /// Returns the limits in force, if the file has Envoy's form.
@@ -325,6 +346,7 @@ impl RuleStore {
         let mut state = self.state();
         state.layers.retain(|layer| layer.strong_count() > 0);
         state.layers.push(follower);
+        state.changes += 1;
     }
 
     pub(super) fn version(&self) -> u64 {
@@ -337,7 +359,7 @@ impl RuleStore {
     }
 
     pub(super) fn error(&self) -> Option<RulesError> {
-        self.state().error.clone()
+        self.state().refused().next().map(|refused| refused.error.clone())
     }
 
     fn state(&self) -> MutexGuard<'_, RulesState> {
@@ -348,38 +370,19 @@ impl RuleStore {
 #[cfg(feature = "tokio")]
 impl FollowFleet for RuleStore {
     fn follow_fleet(&self, pushed: Option<&Arc<FleetEntry>>, settings: FleetRuleSettings) {
-        let (text, error) = {
+        {
             let mut state = self.state();
-            let is_alike = state.in_force.settings.is_alike(&settings);
+            let was_pushed = state.pushed.is_some() || state.in_force.text.pushed.is_some();
+            state.pushed = pushed.map(Arc::clone);
             state.settings = settings;
-            let error = state.error.clone().filter(RulesError::is_of_pushed);
-            let text = match pushed {
-                Some(entry) => {
-                    RulesText { content: entry.value.as_bytes().into(), file: None, pushed: Some(Arc::clone(entry)) }
-                }
-                None if state.in_force.text.pushed.is_some() => state.own.clone(),
-                None if is_alike && error.is_none() => return,
-                None => state.in_force.text.clone(),
-            };
-            (text, error)
-        };
-        let is_next = pushed.is_some() && self.state().in_force.text.content != text.content;
-        let refused = if is_next { self.check_next(&text).map_err(|error| text.located(error)).err() } else { None };
-        let Some(refused) = refused else {
-            let _ = self.put_in_force(&text, None); // observers and the status page get the error
-            return;
-        };
-        // The pushed rules are refused. The operators' other settings still apply to the rules that
-        // stay in force.
-        let is_known = error.as_ref() == Some(&refused);
-        let present = {
-            let state = self.state();
-            (!state.has_settings()).then(|| state.in_force.text.clone())
-        };
-        if let Some(present) = &present {
-            let _ = self.put_in_force(present, None);
+            if pushed.is_none() && !was_pushed && state.has_settings() {
+                return;
+            }
+            state.changes += 1;
         }
-        if !is_known || present.is_some() {
+        if let Err(refused) = self.try_to_put(&Wish::OfOperators) {
+            // The other settings apply to the rules that stay in force.
+            let _ = self.put_in_force(&Wish::Present); // observers and the status page get the error
             let _ = self.refuse(refused, None);
         }
     }
@@ -408,9 +411,14 @@ impl FollowFleet for RuleStore {
         }
     }
 
+    #[cfg(feature = "status")]
+    fn own_text(&self) -> Arc<[u8]> {
+        Arc::clone(&self.state().own.content)
+    }
+
     fn check_text(&self, text: &str) -> Result<(), String> {
-        let checked = self.check_next(&RulesText::own(&Arc::from(text.as_bytes()), None));
-        checked.map_err(|error| WithSources(&error).to_string())
+        let draft = self.state().draft(RulesText::own(&Arc::from(text.as_bytes()), None), false);
+        draft.make(&self.names).map(drop).map_err(|error| WithSources(&error).to_string())
     }
 }
 
@@ -420,43 +428,16 @@ impl RuleStore {
     pub(super) fn keep(&self, fleet: Fleet) {
         self.state().fleet = Some(fleet);
     }
+}
 
-    /// Returns an error if the rules of a text could not be put in force now.
-    fn check_next(&self, text: &RulesText) -> Result<(), RulesError> {
-        let (origin, domain, layers) = {
-            let state = self.state();
-            (state.origin(), state.in_force.domain(), state.layers())
-        };
-        let next = InForce::new(&self.names, text, origin)?;
-        next.accepted_by(&layers, domain.as_deref())
-    }
-
-    /// Returns the entry of the rules in force, if an operator pushed them.
-    fn pushed_in_force(&self) -> Option<Arc<FleetEntry>> {
-        self.state().in_force.text.pushed.clone()
-    }
-
-    /// Keeps the program's own rules for later, while rules that an operator pushed are in force.
-    fn keep_own(&self, own: RulesText, pushed: &FleetEntry) -> u64 {
-        let (version, layers) = {
-            let mut state = self.state();
-            let had_error = state.error.take_if(|error| !error.is_of_pushed()).is_some();
-            let is_changed = state.own.content != own.content || had_error;
-            state.own = own;
-            (state.in_force.rules.version, if is_changed { Some(state.layers()) } else { None })
-        };
-        if let Some(layers) = layers {
-            report(&layers, &RulesEvent::unused(&*pushed.by, pushed.revision, None));
+impl Wish {
+    /// Returns the number of the reading of the file that has the rules.
+    fn reading(&self) -> Option<u64> {
+        match self {
+            Self::New(_, reading) => *reading,
+            #[cfg(feature = "tokio")]
+            _ => None,
         }
-        version
-    }
-
-    /// Refuses new rules of the program while pushed rules are in force. Keeps the program's former rules
-    /// for later, and reports the error, unless the file was read again after this reading.
-    fn refuse_own(&self, error: RulesError, reading: Option<u64>) -> Result<u64, RulesError> {
-        let Some(pushed) = self.pushed_in_force() else { return self.refuse(error, reading) };
-        self.note_error(&error, reading, |text| RulesEvent::unused(&*pushed.by, pushed.revision, Some(text)));
-        Err(error)
     }
 }
 
@@ -469,6 +450,12 @@ impl RulesText {
             #[cfg(feature = "tokio")]
             pushed: None,
         }
+    }
+
+    /// Makes the text of an entry.
+    #[cfg(feature = "tokio")]
+    fn pushed(entry: &Arc<FleetEntry>) -> Self {
+        Self { content: Arc::clone(&entry.value).into(), file: None, pushed: Some(Arc::clone(entry)) }
     }
 
     /// Adds the origin of the text to an error.
@@ -488,13 +475,99 @@ impl RulesState {
         reading.is_some_and(|reading| reading != self.reading)
     }
 
-    fn origin(&self) -> RulesOrigin {
-        RulesOrigin {
+    /// Returns the text that a caller wants in force.
+    fn text_of(&self, wish: &Wish) -> RulesText {
+        match wish {
+            Wish::New(text, _) => text.clone(),
+            #[cfg(feature = "tokio")]
+            Wish::OfOperators => self.pushed.as_ref().map_or_else(|| self.own.clone(), RulesText::pushed),
+            #[cfg(feature = "tokio")]
+            Wish::Own => self.own.clone(),
+            #[cfg(feature = "tokio")]
+            Wish::Present => self.in_force.text.clone(),
+        }
+    }
+
+    /// Returns whether rules are only kept for later, because an operator pushed the rules in force.
+    #[cfg_attr(not(feature = "tokio"), expect(unused_variables, reason = "operators push nothing"))]
+    fn keeps(&self, wish: &Wish) -> bool {
+        #[cfg(feature = "tokio")]
+        return matches!(wish, Wish::New(..)) && self.in_force.text.pushed.is_some();
+        #[cfg(not(feature = "tokio"))]
+        false
+    }
+
+    /// Collects the data from which the rules of a text are made.
+    fn draft(&self, text: RulesText, is_of_file: bool) -> Draft {
+        let origin = RulesOrigin {
             version: self.in_force.rules.version + 1,
             history: self.in_force.history.clone(),
             #[cfg(feature = "tokio")]
             settings: self.settings.clone(),
+        };
+        let (domain, layers, changes) = (self.in_force.domain(), self.layers(), self.changes);
+        Draft { text, origin, domain, layers, is_marked: self.is_marked && is_of_file, changes }
+    }
+
+    /// Takes over a text that is valid. If the text is new, it is the program's own text from now on.
+    fn take(&mut self, wish: &Wish, text: &RulesText) {
+        self.changes += 1;
+        if wish.reading().is_some() {
+            self.is_marked = has_end_mark(&text.content);
         }
+        #[cfg(feature = "tokio")]
+        if matches!(wish, Wish::New(..)) {
+            self.own.clone_from(text);
+        }
+    }
+
+    /// Removes the errors that a valid text ends. Returns whether there were any.
+    fn end_error(&mut self, wish: &Wish, text: &RulesText) -> bool {
+        let is_new = matches!(wish, Wish::New(..));
+        let is_ended = |refused: &mut Refused| is_new || refused.text.content == text.content;
+        let own = self.refused.take_if(is_ended);
+        #[cfg(feature = "tokio")]
+        let own = own.or(if matches!(wish, Wish::OfOperators) { self.refused_pushed.take() } else { None });
+        own.is_some()
+    }
+
+    /// Returns the rules that were refused: the program's latest rules, and those that an operator pushed.
+    fn refused(&self) -> impl Iterator<Item = &Refused> {
+        let refused = self.refused.iter();
+        #[cfg(feature = "tokio")]
+        let refused = refused.chain(self.refused_pushed.iter().filter(|pushed| pushed.text.pushed == self.pushed));
+        refused
+    }
+
+    /// Notes that rules were refused. Returns the event, or `None` if it was reported before.
+    fn refuse(&mut self, refused: Refused) -> Option<RulesEvent> {
+        let event = self.refused_event(&refused);
+        #[cfg(feature = "tokio")]
+        if refused.text.pushed.is_some() {
+            let is_known = self.refused_pushed.as_ref().is_some_and(|known| known.error == refused.error);
+            if refused.text.pushed == self.pushed {
+                self.refused_pushed = Some(refused);
+            }
+            return Some(event).filter(|_| !is_known);
+        }
+        self.refused = Some(refused);
+        Some(event)
+    }
+
+    /// Returns the event which says that rules were refused.
+    fn refused_event(&self, refused: &Refused) -> RulesEvent {
+        let error = WithSources(&refused.error).to_string();
+        #[cfg(feature = "tokio")]
+        if let (None, Some(pushed)) = (&refused.text.pushed, &self.in_force.text.pushed) {
+            return RulesEvent::unused(&*pushed.by, pushed.revision, Some(error));
+        }
+        RulesEvent::refused(error)
+    }
+
+    /// Returns the events which say that the rules are in force, and that others are still refused.
+    fn loaded(&self) -> Vec<RulesEvent> {
+        let refused = self.refused().map(|refused| self.refused_event(refused));
+        std::iter::once(self.in_force.event()).chain(refused).collect()
     }
 
     /// Returns whether the rules in force were made with the present settings of operators.
@@ -507,6 +580,20 @@ impl RulesState {
 
     fn layers(&self) -> Vec<Arc<dyn Follow>> {
         self.layers.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Draft {
+    /// Makes the rules. Returns an error if they cannot be used.
+    fn make(&self, names: &Arc<Names>) -> Result<InForce, RulesError> {
+        let Self { text, domain, layers, .. } = self;
+        let made = if self.is_marked && !has_end_mark(&text.content) {
+            Err(incomplete(&text.content))
+        } else {
+            InForce::new(names, text, self.origin.clone())
+        };
+        let made = made.and_then(|made| made.accepted_by(layers, domain.as_deref()).map(|()| made));
+        made.map_err(|error| text.located(error))
     }
 }
 
@@ -599,9 +686,9 @@ impl InForce {
     }
 }
 
-/// Reports an event to each layer's observer, and to `tracing` once.
-fn report(layers: &[Arc<dyn Follow>], event: &RulesEvent) {
-    event.log("");
+/// Reports an event to each layer's observer, and to `tracing` once, there with the changes of the rules in words.
+fn report(layers: &[Arc<dyn Follow>], event: &RulesEvent, changes: &str) {
+    event.log(changes);
     each(layers, |layer| layer.report(event));
 }
 
@@ -693,5 +780,186 @@ impl RuleSource for RuleStore {
 
     fn enter(&self, layer: Weak<dyn Follow>) {
         self.follow(layer);
+    }
+}
+
+#[cfg(all(test, feature = "tokio"))]
+mod tests {
+    use super::*;
+    use crate::base::time::Timestamp;
+    use crate::fleet::FleetChange;
+    use crate::limiter::UnsupportedQuotaKind;
+    use crate::mode::Mode;
+
+    type Interrupt = Box<dyn FnOnce() + Send>;
+
+    /// A layer that does something while it is asked what it supports, once.
+    #[derive(Default)]
+    struct Asked {
+        interrupt: Mutex<Option<Interrupt>>,
+        /// The limit that the layer does not support.
+        unsupported: u64,
+        events: Mutex<Vec<RulesEvent>>,
+    }
+
+    impl Follow for Asked {
+        fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+            let interrupt = lock(&self.interrupt).take();
+            interrupt.into_iter().for_each(|interrupt| interrupt());
+            if quota.limit() == self.unsupported {
+                Err(UnsupportedQuota::new(UnsupportedQuotaKind::TooLarge, quota, "it is large"))
+            } else {
+                Ok(())
+            }
+        }
+
+        fn own_names(&self) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn checks_access(&self) -> bool {
+            true
+        }
+
+        fn report(&self, event: &RulesEvent) {
+            lock(&self.events).push(event.clone());
+        }
+
+        fn follow(&self) {}
+    }
+
+    fn text(limit: u64) -> Arc<[u8]> {
+        format!("rules: [{{name: a, quota: {limit} per hour, key: peer-ip}}]").into_bytes().into()
+    }
+
+    fn pushed(limit: u64, revision: u64) -> Arc<FleetEntry> {
+        let text = String::from_utf8(text(limit).to_vec()).unwrap();
+        let target = FleetChange::rules("rules", &*text).target().clone();
+        let (at, by, why) = (Timestamp::from_micros(0), "alice".into(), "".into());
+        Arc::new(FleetEntry { target, value: text.into(), until: None, revision, at, by, why })
+    }
+
+    fn push(store: &RuleStore, entry: Option<&Arc<FleetEntry>>) {
+        store.follow_fleet(entry, FleetRuleSettings::default());
+    }
+
+    fn shadow() -> FleetRuleSettings {
+        FleetRuleSettings { modes: [("a".into(), Mode::Shadow)].into(), ..FleetRuleSettings::default() }
+    }
+
+    /// Makes rules with a limit of 1, and their layer.
+    fn store() -> (Arc<RuleStore>, Arc<Asked>) {
+        let store = Arc::new(RuleStore::of_text(Names::default(), text(1).to_vec()).unwrap());
+        (Arc::clone(&store), layer(&store, 0))
+    }
+
+    fn layer(store: &RuleStore, unsupported: u64) -> Arc<Asked> {
+        let layer = Arc::new(Asked { unsupported, ..Asked::default() });
+        let follower: Weak<dyn Follow> = Arc::downgrade(&(Arc::clone(&layer) as Arc<dyn Follow>));
+        store.follow(follower);
+        layer
+    }
+
+    /// Does something with the rules while the layer is asked about the next ones.
+    fn interrupt(store: &Arc<RuleStore>, layer: &Asked, run: impl FnOnce(&RuleStore) + Send + 'static) {
+        let store = Arc::clone(store);
+        *lock(&layer.interrupt) = Some(Box::new(move || run(&store)));
+    }
+
+    fn limit(store: &RuleStore) -> u64 {
+        store.state().in_force.quotas[0].0.limit()
+    }
+
+    #[test]
+    fn push_during_a_replacement_holds() {
+        // The second pushed text is that of the rules in force.
+        for limit_pushed in [3, 1] {
+            let (store, layer) = store();
+            interrupt(&store, &layer, move |store| push(store, Some(&pushed(limit_pushed, 1))));
+            store.replace(&text(2)).unwrap();
+            assert_eq!(limit(&store), limit_pushed);
+            push(&store, None);
+            assert_eq!(limit(&store), 2, "the replacement was kept");
+        }
+    }
+
+    #[test]
+    fn replacement_during_an_operators_change_holds() {
+        let (store, layer) = store();
+        interrupt(&store, &layer, |store| drop(store.replace(&text(2))));
+        store.follow_fleet(None, shadow());
+        assert_eq!((limit(&store), store.state().has_settings()), (2, true));
+        push(&store, Some(&pushed(3, 1)));
+        interrupt(&store, &layer, |store| drop(store.replace(&text(4))));
+        push(&store, None);
+        assert_eq!(limit(&store), 4, "the end of a push restores the latest rules of the program");
+    }
+
+    #[test]
+    fn rules_are_checked_for_a_layer_that_comes_meanwhile() {
+        let (store, first) = store();
+        let second: Arc<Mutex<Option<Arc<Asked>>>> = Arc::default();
+        let made = Arc::clone(&second);
+        interrupt(&store, &first, move |store| *lock(&made) = Some(layer(store, 2)));
+        assert!(store.replace(&text(2)).is_err());
+        assert_eq!(limit(&store), 1);
+    }
+
+    #[test]
+    fn error_of_own_rules_outlives_what_operators_change() {
+        let (store, layer) = store();
+        let error = store.replace(&Arc::from(*b"rules: [")).unwrap_err();
+        let refused = RulesEvent::refused(error.to_string());
+        let unused = RulesEvent::unused("alice", 1, Some(error.to_string()));
+        let entry = pushed(3, 1);
+        for (entry, settings, last) in [
+            (None, FleetRuleSettings::default(), &refused),
+            (None, shadow(), &refused),
+            (Some(&entry), shadow(), &unused),
+            (Some(&entry), FleetRuleSettings::default(), &unused),
+            (None, FleetRuleSettings::default(), &refused),
+        ] {
+            store.follow_fleet(entry, settings);
+            assert_eq!(store.error().as_ref(), Some(&error));
+            assert_eq!(lock(&layer.events).last(), Some(last));
+        }
+        store.replace(&text(1)).unwrap();
+        assert_eq!((store.error(), lock(&layer.events).last()), (None, Some(&RulesEvent::loaded(4, None, 1))));
+    }
+
+    #[test]
+    fn error_of_pushed_rules_outlives_own_rules() {
+        let (store, _first) = store();
+        let layer = layer(&store, 13);
+        push(&store, Some(&pushed(13, 1)));
+        let error = store.error().unwrap();
+        assert!(error.to_string().starts_with("alice pushed these rules in revision 1: 1:"), "{error}");
+        store.replace(&text(2)).unwrap();
+        assert_eq!((limit(&store), store.error().as_ref()), (2, Some(&error)));
+        assert_eq!(lock(&layer.events).last(), Some(&RulesEvent::refused(error.to_string())));
+        push(&store, None);
+        assert_eq!((store.error(), lock(&layer.events).last()), (None, Some(&RulesEvent::loaded(1, None, 1))));
+    }
+
+    #[test]
+    fn equal_rules_have_the_origin_of_the_last_ones() {
+        let path = std::env::temp_dir().join(format!("tower-ratelimit-origin-{}", std::process::id()));
+        std::fs::write(&path, text(1)).unwrap();
+        let store = RuleStore::of_file(Names::default(), &path).unwrap();
+        let origin = || {
+            let state = store.state();
+            (state.in_force.text.file.is_some(), state.in_force.text.pushed.is_some())
+        };
+        assert_eq!(origin(), (true, false));
+        store.replace(&text(1)).unwrap();
+        assert_eq!(origin(), (false, false));
+        push(&store, Some(&pushed(1, 1)));
+        assert_eq!(origin(), (false, true));
+        store.reload(|_| true).unwrap().unwrap();
+        assert_eq!(origin(), (false, true));
+        push(&store, None);
+        assert_eq!(origin(), (true, false));
+        assert_eq!(store.version(), 0);
+        std::fs::remove_file(path).unwrap();
     }
 }

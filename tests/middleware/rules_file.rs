@@ -14,6 +14,7 @@ use axum::extract::ConnectInfo;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::fleet::{Fleet, FleetChange};
 use tower_ratelimit::key::{TrustedProxies, original_uri};
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply, UnsupportedQuota};
 use tower_ratelimit::observe::{NotCharged, Observer, RulesEvent};
@@ -1010,10 +1011,10 @@ impl Limiter for Interrupted {
         self.limiter.reset(policy, key)
     }
 
-    fn supports(&self, _: &Quota) -> Result<(), UnsupportedQuota> {
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         let interrupt = self.interrupt.lock().unwrap().take();
         interrupt.into_iter().for_each(|interrupt| interrupt());
-        Ok(())
+        self.limiter.supports(quota)
     }
 }
 
@@ -1038,6 +1039,25 @@ fn later_reading_of_the_file_holds_whichever_ends_first() {
         assert_eq!(layer.policies()[0].quota().limit(), in_force, "{later}");
         assert_eq!(rules.error().is_some(), later == "rules: [", "{later}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn push_while_a_layer_is_made_is_checked() {
+    let folder = Folder::new("pushed");
+    let fleet = Fleet::in_file(folder.path("settings")).await.unwrap();
+    let rules = Rules::builder().fleet(&fleet, "rules").read_text(of_limit(1)).unwrap();
+    let interrupt: Arc<Mutex<Option<Interrupt>>> = Arc::default();
+    // The limiter has no room for this log.
+    let pushed = "rules: [{name: a, quota: '1000000 per hour, sliding log', key: peer-ip}]";
+    let (changed, runtime) = (fleet.clone(), tokio::runtime::Handle::current());
+    *interrupt.lock().unwrap() = Some(Box::new(move || {
+        let push = move || runtime.block_on(changed.change("bob", "", [FleetChange::rules("rules", pushed)]));
+        std::thread::spawn(push).join().unwrap().unwrap();
+    }));
+    let memory = MemoryLimiter::builder().max_keys(100).build().unwrap();
+    let layer = rules.layer(Interrupted { limiter: memory, interrupt }).unwrap();
+    assert_eq!(layer.policies()[0].quota().limit(), 1);
+    assert!(rules.error().unwrap().to_string().starts_with("bob pushed these rules in revision 1: 1:"));
 }
 
 #[test]
