@@ -26,9 +26,18 @@ impl Address {
 /// The server or servers that a URL names.
 pub(super) enum TargetKind {
     One(Address),
+    /// The master that sentinels know by a name. The address is only for messages.
     Sentinel(Address),
     /// Some of a cluster's servers.
     Cluster(Vec<Address>),
+}
+
+impl TargetKind {
+    /// Makes the target for the master with this name, which the sentinel at this address knows.
+    pub(super) fn sentinel(master: &str, host: &str, port: u16) -> Self {
+        // A message says that the master fails, and not the sentinel.
+        Self::Sentinel(Address::new(&format!("master {master} of sentinel {host}"), port))
+    }
 }
 
 impl fmt::Display for Address {

@@ -76,9 +76,7 @@ impl FredTarget {
                 TargetKind::Cluster(hosts.iter().map(|host| Address::new(&host.host, host.port)).collect())
             }
             ServerConfig::Sentinel { hosts, service_name, .. } => match hosts.first() {
-                Some(host) => {
-                    TargetKind::Sentinel(Address::new(&format!("{service_name} of {}", host.host), host.port))
-                }
+                Some(host) => TargetKind::sentinel(service_name, &host.host, host.port),
                 None => return Err(misconfigured("the URL for Redis names no sentinel")),
             },
             #[allow(unreachable_patterns, reason = "another crate may enable features of fred that add variants")]

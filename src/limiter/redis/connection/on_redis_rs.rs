@@ -95,9 +95,7 @@ impl RedisRsTarget {
         let kind = match (&url.kind, &*url.hosts) {
             (UrlKind::Cluster, hosts) => TargetKind::Cluster(hosts.to_vec()),
             (UrlKind::One, [host, ..]) => TargetKind::One(host.clone()),
-            (UrlKind::Sentinel { service, .. }, [host, ..]) => {
-                TargetKind::Sentinel(Address::new(&format!("{service} of {}", host.host), host.port))
-            }
+            (UrlKind::Sentinel { service, .. }, [host, ..]) => TargetKind::sentinel(service, &host.host, host.port),
             (_, []) => return Err(misconfigured("the URL for Redis names no host")),
         };
         Ok((Self(Dial { url, tls: None }), kind))
