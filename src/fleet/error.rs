@@ -27,15 +27,15 @@ pub enum FleetErrorKind {
     Unsupported,
     /// This version of the crate cannot read the stored text. Nothing was changed.
     Foreign,
-    /// The store did not answer, or the change is not in force in this process yet. The error's text says whether the
+    /// The store failed, or the change is not in force in this process yet. The error's text says whether the
     /// change was made, or that this is unknown. Read the settings again.
     Unavailable,
 }
 
 impl FleetError {
-    /// Makes the error for a store that did not answer. If the cause is a `FleetError`, nothing was changed.
+    /// Makes the error for a store that failed. If the cause is a `FleetError`, nothing was changed.
     pub(super) fn of_store(cause: BoxError) -> Self {
-        let message = if cause.is::<Self>() { "nothing was changed" } else { "the store did not answer" };
+        let message = if cause.is::<Self>() { "nothing was changed" } else { "the store failed" };
         Self { source: Some(Source::of_box(cause)), ..Self::new(FleetErrorKind::Unavailable, message) }
     }
 

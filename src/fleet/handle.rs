@@ -17,7 +17,7 @@ use super::document::{FleetAuthor, FleetDocument, rollback};
 use super::error::{FleetError, FleetErrorKind};
 use super::file::FileText;
 #[cfg(feature = "status")]
-use super::reports::{self, Reporter};
+use super::reports::{self, FleetReports, Reporter};
 #[cfg(feature = "rules")]
 use super::tables::{FleetRuleSettings, FollowFleet};
 use super::tables::{FleetTable, OwnAccess, OwnOverrides};
@@ -301,9 +301,10 @@ impl Fleet {
         table
     }
 
-    /// Makes all of these changes, or none of them, in all processes. Returns the revision that the changes made.
-    /// When this method returns, the changes are in force in this process. In the other processes, the changes are
-    /// in force a second later. The store also keeps `by` and `why`.
+    /// Makes changes in all processes, either all of them or none. Returns the revision that the changes made. When
+    /// this method returns, the changes are in force in this process. In the other processes, the changes are in
+    /// force a second later. The store also keeps `by` and `why`. Nobody
+    /// checks `by`, so pass the name of somebody who was authenticated.
     ///
     /// If other processes change something at the same time, this method makes its changes on top of theirs. If the
     /// store does not answer, as during a failover, the method tries again. If an answer is lost, the method finds out
@@ -368,19 +369,19 @@ impl Fleet {
         let shared = &self.0;
         loop {
             if let Err(error) = shared.read().await {
-                if error.kind() == FleetErrorKind::Foreign {
+                if error.kind() == FleetErrorKind::Foreign && tries.unanswered.is_empty() {
                     return Err(error);
                 }
                 tries.failed(error).await;
                 continue;
             }
             let KnownFleet { document, version, .. } = lock(&shared.state).known.clone();
-            if let Some(revision) = tries.unanswered.iter().find_map(|(tag, _)| document.made(*tag)) {
+            if let Some(revision) = tries.unanswered.iter().find_map(|swap| document.made(swap.tag)) {
                 tries.made = Some(revision);
                 shared.wait_until_in_force(revision).await;
                 return Ok(revision);
             }
-            if tries.unanswered.iter().any(|(_, revision)| document.has_displaced(*revision)) {
+            if tries.unanswered.iter().any(|swap| document.has_displaced(swap.revision)) {
                 let message = "it is unknown whether the change was made, because others made many changes since";
                 return Err(FleetError::new(FleetErrorKind::Unavailable, message));
             }
@@ -395,7 +396,7 @@ impl Fleet {
             let (revision, text) = (next.revision, VersionedText::new(own, text));
             // Without an answer, the change may have been made, or may still be made. The next try expects the same
             // version, so at most one of the two tries succeeds.
-            tries.unanswered.push((tag, revision));
+            tries.unanswered.push(SentSwap { tag, revision });
             match shared.call(shared.text.swap(version, &text)).await {
                 Ok(true) => {
                     tries.made = Some(revision);
@@ -412,8 +413,15 @@ impl Fleet {
                         return Err(FleetError::new(FleetErrorKind::Unavailable, message));
                     }
                 }
-                Err(error) if tries.unanswered.len() == 1 && error.is_certain() => return Err(error),
-                Err(error) => tries.failed(error).await,
+                Err(error) => {
+                    if error.is_certain() {
+                        tries.unanswered.pop();
+                        if tries.unanswered.is_empty() {
+                            return Err(error);
+                        }
+                    }
+                    tries.failed(error).await;
+                }
             }
         }
     }
@@ -424,13 +432,11 @@ impl Fleet {
         lock(&self.0.state).reporter = Some(Arc::new(Reporter::new(make)));
     }
 
-    /// Returns the last report of each process, and for each report whether this process made it.
+    /// Returns the last reports of all processes.
     #[cfg(feature = "status")]
-    pub(crate) async fn reports(&self) -> Result<Vec<(Arc<str>, bool)>, FleetError> {
+    pub(crate) async fn reports(&self) -> Result<FleetReports, FleetError> {
         let reporter = lock(&self.0.state).reporter.clone();
-        let reports = self.0.call(reports::reports(&*self.0.text)).await?;
-        let is_own = |report: &VersionedText| reporter.as_ref().is_some_and(|reporter| reporter.is_of(report));
-        Ok(reports.into_iter().map(|report| (Arc::clone(&report.text), is_own(&report))).collect())
+        self.0.call(reports::reports(&*self.0.text, reporter.as_deref())).await
     }
 
     /// Returns the secret that all processes share. The first change of the settings makes the secret.
@@ -471,6 +477,14 @@ impl Fleet {
         #[cfg(feature = "rules")]
         settable.retain(|(kind, name)| check_access(&tables, *kind, name).is_ok());
         settable
+    }
+
+    /// Returns the text of the rules that this process itself has under this name.
+    #[cfg(all(feature = "rules", feature = "status"))]
+    pub(crate) fn own_rules(&self, name: &str) -> Option<Arc<[u8]>> {
+        let tables = lock(&self.0.state).tables.clone();
+        let mut named = tables.iter().filter(|(known, _)| **known == *name);
+        named.find_map(|(_, table)| table.rules()).map(|rules| rules.own_text())
     }
 
     /// Returns an error if a change has a wrong value, or if this process has no setting with the
@@ -585,14 +599,22 @@ impl<F: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sy
 /// The tries of a change so far.
 #[derive(Default)]
 struct ChangeTries {
-    /// The tags and the revisions of the swaps that were not answered.
-    unanswered: Vec<(u64, u64)>,
+    /// The swaps that were not answered.
+    unanswered: Vec<SentSwap>,
     /// The revision that the change made.
     made: Option<u64>,
     /// The number of swaps that were refused because another process had changed something.
     conflicts: usize,
     /// The last failure.
     failure: Option<FleetError>,
+}
+
+/// A swap that was sent to the store.
+struct SentSwap {
+    /// The tag of its actions.
+    tag: u64,
+    /// The revision that it makes.
+    revision: u64,
 }
 
 impl ChangeTries {

@@ -59,6 +59,8 @@ mod words;
 pub use change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetRollback, FleetTarget};
 pub use error::{FleetError, FleetErrorKind};
 pub use handle::{Fleet, FleetInForce};
+#[cfg(feature = "status")]
+pub(crate) use reports::FleetReports;
 #[cfg(feature = "rules")]
 pub(crate) use tables::{FleetRuleSettings, FollowFleet};
 #[cfg(feature = "status")]

@@ -67,18 +67,23 @@ impl Reporter {
         }
         Ok(())
     }
-
-    /// Returns whether this process made a report.
-    pub(super) fn is_of(&self, report: &VersionedText) -> bool {
-        report.version == self.process
-    }
 }
 
-/// Returns one report of each process.
-pub(super) async fn reports(text: &dyn SharedText) -> Result<Vec<VersionedText>, BoxError> {
+/// The reports of all processes.
+pub(crate) struct FleetReports {
+    /// One report of each process, and whether it is the report of this process.
+    pub(crate) reports: Vec<(Arc<str>, bool)>,
+    /// The number of places that have a report.
+    pub(crate) places: usize,
+}
+
+/// Returns the reports of all processes. `own` makes those of this process.
+pub(super) async fn reports(text: &dyn SharedText, own: Option<&Reporter>) -> Result<FleetReports, BoxError> {
     let mut reports = text.reports().await?;
-    // A process that got no answer to its write may have reports in two places for a while.
+    let places = reports.len();
+    // A process that lost an answer may have a report in two places for a while.
     let mut seen = HashSet::new();
-    reports.retain(|report| report.text.len() <= REPORT_MAX && seen.insert(report.version));
-    Ok(reports)
+    reports.retain(|report| report.text.is_empty() || seen.insert(report.version));
+    let is_own = |report: &VersionedText| own.is_some_and(|own| own.process == report.version);
+    Ok(FleetReports { reports: reports.iter().map(|of| (Arc::clone(&of.text), is_own(of))).collect(), places })
 }

@@ -40,7 +40,8 @@ pub trait SharedText: Send + Sync {
         Box::pin(ready(Ok(true)))
     }
 
-    /// Returns the reports that are kept.
+    /// Returns the reports that are kept. Another application may have a place, and what is there counts as an empty
+    /// report.
     fn reports(&self) -> BoxFuture<'_, Result<Vec<VersionedText>, BoxError>> {
         Box::pin(ready(Ok(Vec::new())))
     }
@@ -53,7 +54,7 @@ pub const REPORTS_MAX: usize = 64;
 pub const REPORT_MAX: usize = 8_000;
 
 /// A text and its version.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VersionedText {
     /// The version: random, and new with each swap.

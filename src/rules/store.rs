@@ -58,13 +58,13 @@ struct RulesState {
     #[cfg(feature = "tokio")]
     own: RulesText,
     /// The latest rules of the program or its file, if they were refused.
-    refused: Option<Refused>,
+    refused: Option<RefusedRules>,
     /// The rules that an operator pushed. They are in force unless they were refused.
     #[cfg(feature = "tokio")]
     pushed: Option<Arc<FleetEntry>>,
     /// The last rules that an operator pushed and that were refused.
     #[cfg(feature = "tokio")]
-    refused_pushed: Option<Refused>,
+    refused_pushed: Option<RefusedRules>,
     /// The settings of operators for the rules.
     #[cfg(feature = "tokio")]
     settings: FleetRuleSettings,
@@ -91,7 +91,7 @@ enum Wish {
 }
 
 /// Rules that were not put in force, and why.
-struct Refused {
+struct RefusedRules {
     text: RulesText,
     error: RulesError,
 }
@@ -225,7 +225,7 @@ impl RuleStore {
         let text = |content| RulesText::own(content, self.path.as_ref());
         Some(match read {
             Ok(content) => self.put_in_force(&Wish::New(text(&content), Some(reading))),
-            Err(error) => self.refuse(Refused { text: text(&Arc::default()), error }, Some(reading)),
+            Err(error) => self.refuse(RefusedRules { text: text(&Arc::default()), error }, Some(reading)),
         })
     }
 
@@ -242,7 +242,7 @@ impl RuleStore {
     /// Puts rules in force, unless the file was read again since then. No lock is held while limiters and observers
     /// are called, because they are the application's code and may change the rules. If anything changed meanwhile,
     /// the method therefore starts again.
-    fn try_to_put(&self, wish: &Wish) -> Result<u64, Refused> {
+    fn try_to_put(&self, wish: &Wish) -> Result<u64, RefusedRules> {
         loop {
             let draft = {
                 let mut state = self.state();
@@ -267,7 +267,7 @@ impl RuleStore {
             };
             let next = match draft.make(&self.names) {
                 Ok(next) => next,
-                Err(error) => return Err(Refused { error, text: draft.text }),
+                Err(error) => return Err(RefusedRules { error, text: draft.text }),
             };
             let mut state = self.state();
             if state.changes != draft.changes {
@@ -298,7 +298,7 @@ impl RuleStore {
     }
 
     /// Notes and reports that rules were refused, unless the file was read again. Returns their error.
-    fn refuse(&self, refused: Refused, reading: Option<u64>) -> Result<u64, RulesError> {
+    fn refuse(&self, refused: RefusedRules, reading: Option<u64>) -> Result<u64, RulesError> {
         let error = refused.error.clone();
         let (layers, event) = {
             let mut state = self.state();
@@ -325,7 +325,7 @@ impl RuleStore {
         if let (Err(error), Some(_)) = (&checked, &text.pushed) {
             let error = error.clone();
             self.put_in_force(&Wish::Own)?;
-            let _ = self.refuse(Refused { text, error }, None); // the state and the log have it
+            let _ = self.refuse(RefusedRules { text, error }, None); // the state and the log have it
             return self.check(supports);
         }
         checked
@@ -524,7 +524,7 @@ impl RulesState {
     /// Removes the errors that a valid text ends. Returns whether there were any.
     fn end_error(&mut self, wish: &Wish, text: &RulesText) -> bool {
         let is_new = matches!(wish, Wish::New(..));
-        let is_ended = |refused: &mut Refused| is_new || refused.text.content == text.content;
+        let is_ended = |refused: &mut RefusedRules| is_new || refused.text.content == text.content;
         let own = self.refused.take_if(is_ended);
         #[cfg(feature = "tokio")]
         let own = own.or(if matches!(wish, Wish::OfOperators) { self.refused_pushed.take() } else { None });
@@ -532,7 +532,7 @@ impl RulesState {
     }
 
     /// Returns the rules that were refused: the program's latest rules, and those that an operator pushed.
-    fn refused(&self) -> impl Iterator<Item = &Refused> {
+    fn refused(&self) -> impl Iterator<Item = &RefusedRules> {
         let refused = self.refused.iter();
         #[cfg(feature = "tokio")]
         let refused = refused.chain(self.refused_pushed.iter().filter(|pushed| pushed.text.pushed == self.pushed));
@@ -540,7 +540,7 @@ impl RulesState {
     }
 
     /// Notes that rules were refused. Returns the event, or `None` if it was reported before.
-    fn refuse(&mut self, refused: Refused) -> Option<RulesEvent> {
+    fn refuse(&mut self, refused: RefusedRules) -> Option<RulesEvent> {
         let event = self.refused_event(&refused);
         #[cfg(feature = "tokio")]
         if refused.text.pushed.is_some() {
@@ -555,7 +555,7 @@ impl RulesState {
     }
 
     /// Returns the event which says that rules were refused.
-    fn refused_event(&self, refused: &Refused) -> RulesEvent {
+    fn refused_event(&self, refused: &RefusedRules) -> RulesEvent {
         let error = WithSources(&refused.error).to_string();
         #[cfg(feature = "tokio")]
         if let (None, Some(pushed)) = (&refused.text.pushed, &self.in_force.text.pushed) {

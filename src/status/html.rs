@@ -119,7 +119,11 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
         }
     }
     if let Some(error) = view.rules.as_ref().and_then(|rules| rules.error.as_ref()) {
-        write!(html, "<pre class=\"bad\"><b>The file of rules was refused.</b>\n{}</pre>", HtmlText(error))?;
+        write!(
+            html,
+            "<pre class=\"bad\"><b>Rules were refused, and others are in force.</b>\n{}</pre>",
+            HtmlText(error)
+        )?;
     }
     #[cfg(feature = "tokio")]
     if let Some(error) = view.fleet.as_ref().and_then(|fleet| fleet.error.as_ref()) {
@@ -244,7 +248,7 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     }
     if let Some(rules) = &view.rules {
         let RulesInForce { version, loaded_at, .. } = rules.in_force;
-        let refused = if rules.error.is_some() { "; a later file was refused" } else { "" };
+        let refused = if rules.error.is_some() { "; other rules were refused" } else { "" };
         let label = format!("rules in force, version {version} since {}{refused}", Utc(loaded_at));
         tile(html, hash(rules.in_force.hash), label, rules.error.is_some())?;
     }

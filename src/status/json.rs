@@ -155,6 +155,10 @@ fn setting(json: &mut String, row: &FleetRow) {
     object.text("at", &Utc(row.at).to_string());
     object.text("by", &row.by);
     object.text("why", &row.why);
+    #[cfg(feature = "rules")]
+    if let Some(changes) = &row.changes {
+        changes.write_json(&mut object);
+    }
     object.end();
 }
 

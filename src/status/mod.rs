@@ -4,8 +4,8 @@
 //! * `request.rs` reads the requests of browsers and programs.
 //! * `source.rs` is a layer, as the page sees it.
 //! * `target.rs` has the keys that an operator looks at. `operators.rs` decides who may act on keys, and `action.rs`
-//!   describes an action. `settings.rs` has the settings that operators make for all processes, and `processes.rs` has
-//!   the reports of all processes.
+//!   describes an action. `settings.rs` has the settings that operators make for all processes, `pushed_rules.rs` what
+//!   pushed rules change, and `processes.rs` the reports of all processes.
 //! * `view.rs` collects the content of the page, with `sums.rs`. `html.rs` writes the page for people, with `chart.rs`,
 //!   `keys.rs`, `states.rs` and `text.rs`. `json.rs` writes the page for programs.
 
@@ -18,6 +18,8 @@ mod operators;
 mod page;
 #[cfg(feature = "tokio")]
 mod processes;
+#[cfg(all(feature = "tokio", feature = "rules"))]
+mod pushed_rules;
 mod request;
 #[cfg(feature = "tokio")]
 mod settings;

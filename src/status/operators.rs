@@ -199,7 +199,7 @@ impl Operators {
 
     /// Begins an action. The action is reported when it has ended, even if it is cut off.
     pub(super) fn begin<'a>(&'a self, stats: &'a Stats, operator: &str, done: Done) -> Underway<'a> {
-        let error = "the action was cut off, and may have taken effect: explain the request again".into();
+        let error = "the action was cut off, and may have taken effect: look at the page again".into();
         let action = OperatorAction { at: stats.now(), operator: operator.into(), done, error: Some(error) };
         Underway { operators: self, stats, action }
     }

@@ -252,8 +252,11 @@ impl StatusPage {
     /// page, and their tokens are valid in all processes.
     ///
     /// If the fleet has a store, this process reports its counts every five seconds. With a store, the page shows up to
-    /// 64 processes by name, and sums over these processes. If the page shows 64 processes, it says that other
-    /// processes may be missing. A report has at most 8 kB, and disappears 20 seconds after its process has ended.
+    /// 64 processes by name, and sums over these processes. If all 64 places are taken, or if a report cannot be read,
+    /// the page says so. A report has at most 8 kB. A process without a report for 12 seconds is shown as silent, and
+    /// its last report disappears after 20 seconds.
+    ///
+    /// For rules of a file that operators pushed, the page lists what they change.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn fleet(mut self, fleet: &crate::fleet::Fleet) -> Self {

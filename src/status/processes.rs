@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::sums::Sums;
 use super::text::{About, Count, HtmlText, hash};
 use crate::base::json::Object;
 use crate::base::time::Timestamp;
 use crate::clock::{CalendarClock, Clock};
-use crate::fleet::{Fleet, push_number, push_word, read_text, words};
+use crate::fleet::{Fleet, FleetReports, push_number, push_word, read_text, words};
 use crate::limiter::{REPORT_MAX, REPORTS_MAX};
 use crate::outcome::OutcomeKind;
 #[cfg(feature = "rules")]
@@ -23,8 +24,14 @@ const POLICY: &str = "policy";
 /// The maximum length of a process's name, in bytes.
 const NAME_MAX: usize = 100;
 
+/// The time after which a process that has not reported is silent. Processes report every five seconds.
+const SILENT_AFTER: Duration = Duration::from_secs(12);
+
 /// The maximum number of policies that the page shows.
 const ROWS_MAX: usize = 50;
+
+/// The words for a silent process.
+const SILENT: &str = "<div class=\"bad\">silent: it ended, stands still, or cannot reach the store in time</div>";
 
 /// The parts of a page that the report of its process needs.
 #[derive(Default)]
@@ -61,6 +68,10 @@ struct PolicyReport {
 /// All processes that report.
 pub(super) struct ProcessesView {
     processes: Vec<ProcessReport>,
+    /// The number of reports that this version cannot read.
+    unreadable: usize,
+    /// The number of places in the store that have a report.
+    places: usize,
     now: Timestamp,
 }
 
@@ -122,6 +133,9 @@ impl ReportSource {
 impl ProcessReport {
     /// Reads a report. Lines that this version does not know are skipped.
     fn read(text: &str, is_own: bool) -> Option<Self> {
+        if text.len() > REPORT_MAX {
+            return None;
+        }
         let mut lines = text.lines().filter_map(|line| line.split_once(' '));
         let (_, first) = lines.next().filter(|(kind, _)| *kind == PROCESS)?;
         let [name, numbers @ ..]: [&str; 7] = words(first)?;
@@ -153,11 +167,16 @@ impl ProcessesView {
         if fleet.in_force().error.is_some() {
             return None; // the page does not wait for a store that is away
         }
-        let reports = fleet.reports().await.ok()?;
-        let mut processes: Vec<_> =
-            reports.iter().filter_map(|(text, is_own)| ProcessReport::read(text, *is_own)).collect();
+        let FleetReports { reports, places } = fleet.reports().await.ok()?;
+        let view = Self::new(&reports, places, CalendarClock.now());
+        (view.unreadable > 0 || view.processes.iter().any(|process| !process.is_own)).then_some(view)
+    }
+
+    fn new(reports: &[(Arc<str>, bool)], places: usize, now: Timestamp) -> Self {
+        let processes = reports.iter().filter_map(|(text, is_own)| ProcessReport::read(text, *is_own));
+        let mut processes: Vec<_> = processes.collect();
         processes.sort_by(|a, b| a.name.cmp(&b.name));
-        (processes.iter().any(|process| !process.is_own)).then(|| Self { processes, now: CalendarClock.now() })
+        Self { unreadable: reports.len() - processes.len(), processes, places, now }
     }
 
     /// Returns the sums of each policy. Policies with the most requests over their limits come
@@ -174,8 +193,14 @@ impl ProcessesView {
     }
 
     /// Returns whether all places for reports are taken, so that other processes may have found no place.
-    fn may_miss_processes(&self) -> bool {
-        self.processes.len() >= REPORTS_MAX
+    fn is_full(&self) -> bool {
+        self.places >= REPORTS_MAX
+    }
+
+    /// Returns the time since the last report of a process, and whether the process is silent.
+    fn since(&self, process: &ProcessReport) -> (Duration, bool) {
+        let since = self.now.saturating_since(process.at);
+        (since, since >= SILENT_AFTER)
     }
 
     fn sum(&self, of: fn(&ProcessReport) -> u64) -> u64 {
@@ -185,7 +210,7 @@ impl ProcessesView {
     /// Writes the processes and the sums over them as HTML.
     pub(super) fn write_html(&self, html: &mut String) -> fmt::Result {
         let count = self.processes.len();
-        if self.may_miss_processes() {
+        if self.is_full() {
             write!(
                 html,
                 "<h2>{count} processes</h2><p class=\"bad\">The store keeps no more than {REPORTS_MAX} reports. {}</p>",
@@ -198,25 +223,34 @@ impl ProcessesView {
         } else {
             write!(html, "<h2>All {count} processes</h2>")?;
         }
+        if self.unreadable > 0 {
+            let (count, plural) = (self.unreadable, if self.unreadable == 1 { "" } else { "s" });
+            write!(
+                html,
+                "<p class=\"bad\">This version cannot read {count} report{plural}, which the sums do not count.</p>"
+            )?;
+        }
         write!(
             html,
             "<table><thead><tr><th>process</th><th class=\"num\">requests</th>\
              <th class=\"num\">refused</th><th>rules</th><th>settings</th><th>reported</th></tr></thead><tbody>"
         )?;
         for process in &self.processes {
-            let ago = About(self.now.saturating_since(process.at));
+            let (since, is_silent) = self.since(process);
             write!(
                 html,
                 "<tr><td><span class=\"name\">{}</span>{}</td><td class=\"num\" data-of=\"requests\">{}</td>\
                  <td class=\"num\" data-of=\"refused\">{}</td><td data-of=\"rules\">{}</td>\
-                 <td data-of=\"settings\">revision {}<div class=\"quota\">{}</div></td><td data-of=\"reported\">{ago} ago</td></tr>",
+                 <td data-of=\"settings\">revision {}<div class=\"quota\">{}</div></td><td data-of=\"reported\">{} ago{}</td></tr>",
                 HtmlText(&process.name),
                 if process.is_own { "<div class=\"quota\">this one</div>" } else { "" },
                 Count(process.requests),
                 Count(process.refused),
                 if process.rules == 0 { "–".to_owned() } else { hash(process.rules) },
                 process.revision,
-                hash(process.settings)
+                hash(process.settings),
+                About(since),
+                if is_silent { SILENT } else { "" }
             )?;
         }
         write!(
@@ -254,7 +288,8 @@ impl ProcessesView {
     /// Writes the processes and the sums over them as a JSON object.
     pub(super) fn write_json(&self, json: &mut String) {
         let mut object = Object::begin(json);
-        object.plain("may_miss_processes", self.may_miss_processes());
+        object.plain("may_miss_processes", self.is_full() || self.unreadable > 0);
+        object.plain("unreadable_reports", self.unreadable);
         object.plain("requests", self.sum(|process| process.requests));
         object.plain("refused", self.sum(|process| process.refused));
         let policies = self.policies();
@@ -263,7 +298,9 @@ impl ProcessesView {
             let mut object = Object::begin(json);
             object.text("name", &process.name);
             object.plain("is_this_one", process.is_own);
-            object.micros("reported_us_ago", Some(self.now.saturating_since(process.at)));
+            let (since, is_silent) = self.since(process);
+            object.micros("reported_us_ago", Some(since));
+            object.plain("is_silent", is_silent);
             object.plain("requests", process.requests);
             object.plain("refused", process.refused);
             object.text_or_null("rules", Some(hash(process.rules)).filter(|_| process.rules > 0).as_deref());
@@ -333,20 +370,49 @@ mod tests {
                 false,
             ),
         ];
-        let view = ProcessesView { processes, now: Timestamp::from_micros(4_000_000) };
+        let at = |us| ProcessesView {
+            processes: processes.clone(),
+            unreadable: 0,
+            places: 2,
+            now: Timestamp::from_micros(us),
+        };
+        let view = at(4_000_000);
         let mut json = String::new();
         view.write_json(&mut json);
         for part in [
             "\"requests\":18446744073709551615,\"refused\":5",
             "{\"name\":\"p\",\"five_minutes\":{\"allowed\":4,\"near\":0,\"over\":6,\"refused\":6},\
              \"hour\":{\"allowed\":40,\"near\":0,\"over\":60,\"refused\":60}}",
-            "\"name\":\"b\",\"is_this_one\":false,\"reported_us_ago\":3000000",
+            "\"name\":\"b\",\"is_this_one\":false,\"reported_us_ago\":3000000,\"is_silent\":false",
         ] {
             assert!(json.contains(part), "{part}: {json}");
         }
         let mut html = String::new();
         view.write_html(&mut html).unwrap();
         assert!(html.contains("All 2 processes") && html.contains("this one") && html.contains("3 s ago"), "{html}");
+        for (us, is_silent) in [(12_999_999, false), (13_000_000, true)] {
+            let (mut json, mut html) = (String::new(), String::new());
+            at(us).write_json(&mut json);
+            at(us).write_html(&mut html).unwrap();
+            assert_eq!((html.contains(SILENT), json.contains("\"is_silent\":true")), (is_silent, is_silent), "{us}");
+        }
+    }
+
+    /// An empty report is what another application has in a place. A later version may have another form.
+    #[test]
+    fn report_that_cannot_be_read_is_counted() {
+        let long = format!("process a 1 1 0 0 1 1\n{}", "a".repeat(REPORT_MAX));
+        for unreadable in ["", "process2 a", &long] {
+            let reports =
+                [("process a 1 5 0 0 1 1\n", true), (unreadable, false)].map(|(text, own)| (text.into(), own));
+            let view = ProcessesView::new(&reports, 2, Timestamp::from_micros(1));
+            let (mut json, mut html) = (String::new(), String::new());
+            view.write_json(&mut json);
+            view.write_html(&mut html).unwrap();
+            let said = "\"may_miss_processes\":true,\"unreadable_reports\":1,\"requests\":5";
+            assert!(json.contains(said), "{json}");
+            assert!(html.contains("cannot read 1 report, which the sums do not count"), "{html}");
+        }
     }
 
     #[test]
@@ -354,12 +420,12 @@ mod tests {
         for (count, may_miss) in [(REPORTS_MAX - 1, false), (REPORTS_MAX, true)] {
             for own in [0, count] {
                 let report = |n| ProcessReport::read(&format!("process p{n} 1 1 0 0 1 1\n"), n == own).unwrap();
-                let view =
-                    ProcessesView { processes: (0..count).map(report).collect(), now: Timestamp::from_micros(1) };
+                let (processes, now) = ((0..count).map(report).collect(), Timestamp::from_micros(1));
+                let view = ProcessesView { processes, unreadable: 0, places: count, now };
                 let (mut json, mut html) = (String::new(), String::new());
                 view.write_json(&mut json);
                 view.write_html(&mut html).unwrap();
-                assert!(json.contains(&format!("\"may_miss_processes\":{may_miss},\"requests\":{count}")), "{json}");
+                assert!(json.contains(&format!("\"may_miss_processes\":{may_miss},")), "{json}");
                 assert_eq!((html.contains("the sums do not count"), html.contains("All ")), (may_miss, !may_miss));
                 assert_eq!(html.contains("do not count this process"), may_miss && own == count, "{html}");
                 assert!(html.contains(&format!("all {count}</b>")), "{html}");

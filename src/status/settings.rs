@@ -8,6 +8,8 @@ use http::StatusCode;
 
 use super::action::{ActionKind, Done, OperatorAction};
 use super::operators::{Operators, number_of};
+#[cfg(feature = "rules")]
+use super::pushed_rules::PushedChanges;
 use super::request::{SettingForm, Wrong, wrong};
 use super::text::HtmlText;
 use crate::base::keyed_hash::KeyedHash;
@@ -54,6 +56,9 @@ pub(super) struct FleetRow {
     pub(super) at: Timestamp,
     pub(super) by: String,
     pub(super) why: String,
+    /// The changes by pushed rules.
+    #[cfg(feature = "rules")]
+    pub(super) changes: Option<PushedChanges>,
 }
 
 impl FleetView {
@@ -69,9 +74,17 @@ impl FleetView {
             at,
             by: by.to_owned(),
             why: why.to_owned(),
+            #[cfg(feature = "rules")]
+            changes: None,
         };
+        let entries = fleet.entries();
         let of_entry = |FleetEntry { target, value, until, at, by, why, .. }: &FleetEntry| {
             row(target, Some(value), *until, *at, by, why)
+        };
+        #[cfg(feature = "rules")]
+        let of_entry = |entry: &FleetEntry| {
+            let changes = PushedChanges::of(entry, &entries, fleet);
+            FleetRow { changes, ..of_entry(entry) }
         };
         let of_action = |FleetAction { target, value, until, at, by, why, .. }: &FleetAction| {
             row(target, value.as_deref(), *until, *at, by, why)
@@ -82,7 +95,7 @@ impl FleetView {
             since: in_force.since,
             read_at: in_force.read_at,
             error: in_force.error,
-            entries: fleet.entries().iter().map(of_entry).collect(),
+            entries: entries.iter().map(of_entry).collect(),
             actions: fleet.actions().iter().map(of_action).collect(),
             settable: fleet.settable(),
         }
@@ -202,12 +215,15 @@ fn entries(html: &mut String, fleet: &FleetView, is_operator: bool) -> fmt::Resu
     html.push_str("<table><thead><tr><th>setting</th><th>value</th><th>until</th><th>by</th><th>why</th>");
     html.push_str(if is_operator { "<th></th></tr></thead><tbody>" } else { "</tr></thead><tbody>" });
     for row in fleet.entries.iter().take(ROWS_MAX) {
+        let value = HtmlText(row.value.as_deref().unwrap_or_default());
+        write!(html, "<tr><td>{}</td><td data-of=\"value\">{value}", ShownSetting(row))?;
+        #[cfg(feature = "rules")]
+        if let Some(changes) = &row.changes {
+            changes.write_html(html)?;
+        }
         write!(
             html,
-            "<tr><td>{}</td><td data-of=\"value\">{}</td><td data-of=\"until\">{}</td><td data-of=\"by\">{}</td>\
-             <td data-of=\"why\">{}</td>",
-            ShownSetting(row),
-            HtmlText(row.value.as_deref().unwrap_or_default()),
+            "</td><td data-of=\"until\">{}</td><td data-of=\"by\">{}</td><td data-of=\"why\">{}</td>",
             Until(row.until),
             HtmlText(&row.by),
             HtmlText(&row.why)

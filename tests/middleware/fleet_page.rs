@@ -9,9 +9,10 @@ use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
-use tower_ratelimit::fleet::Fleet;
+use tower_ratelimit::fleet::{Fleet, FleetChange};
 use tower_ratelimit::middleware::{Access, AccessList, ModeSwitch};
 use tower_ratelimit::observe::{OperatorAction, Stats, StatusPage};
+use tower_ratelimit::rules::Rules;
 use tower_ratelimit::{Head, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key};
 
 /// Two processes with one fleet and one limiter, each with a page.
@@ -180,6 +181,42 @@ async fn page_has_the_forms_for_operators_only() {
     }
     let right = "action=set&setting=mode+client&value=shadow&why=an+incident";
     assert_eq!(world.send(0, "alice", "text/html", Some(right)).await.0, StatusCode::SEE_OTHER);
+}
+
+#[tokio::test]
+async fn page_says_what_pushed_rules_change() {
+    let world = World::new().await;
+    let text = |limit: u64| format!("rules: [{{name: <login>, quota: {limit} per hour, key: peer-ip}}]");
+    let rules = Rules::builder().fleet(&world.fleet, "rules").read_text(text(5)).unwrap();
+    let push = async |text: String| world.fleet.change("bob", "", [FleetChange::rules("rules", text)]).await.unwrap();
+    let shown = async || {
+        let (_, shown) = world.send(0, "", "application/json", None).await;
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        let entries = shown["fleet"]["entries"].as_array().unwrap().clone();
+        let entry = entries.into_iter().find(|entry| entry["kind"] == "rules").unwrap();
+        (entry["compared_with"].as_str().unwrap().to_owned(), entry["changes"].clone())
+    };
+    let html = async || world.send(0, "", "text/html", None).await.1;
+    push(text(3)).await;
+    let (before, changes) = shown().await;
+    assert_eq!((&*before, changes[0]["kind"].as_str()), ("the rules of this process's own", Some("stricter")));
+    assert_eq!(changes[0]["rule"].as_str(), Some("<login>"));
+    let page = html().await;
+    assert!(page.contains("1 change of the rules of this process&#39;s own"), "{page}");
+    assert!(page.contains("<li>stricter <span class=\"name\">&lt;login&gt;</span>"), "{page}");
+    push(text(3) + "\n# a comment").await;
+    assert_eq!(shown().await, ("the rules that bob pushed in revision 1".to_owned(), serde_json::json!([])));
+    assert!(html().await.contains("the same as the rules that bob pushed in revision 1"));
+    drop(rules);
+    push(format!("{}\n# {}", text(4), "a".repeat(70_000))).await;
+    assert_eq!(shown().await, ("the rules that bob pushed in revision 2".to_owned(), Value::Null));
+    assert!(html().await.contains("too long to be compared here"));
+    // Nothing is known of the rules of other programs.
+    world.fleet.change("bob", "", [FleetChange::rules("other", text(1))]).await.unwrap();
+    let (_, shown) = world.send(0, "", "application/json", None).await;
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    let other = shown["fleet"]["entries"].as_array().unwrap().iter().find(|entry| entry["name"] == "other").unwrap();
+    assert!(other["changes"].is_null() && other["compared_with"].is_null(), "{other}");
 }
 
 #[tokio::test]

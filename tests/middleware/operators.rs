@@ -447,7 +447,7 @@ async fn action_that_is_cut_off_is_reported() {
     drop(answer);
     let [line] = world.audited().try_into().unwrap();
     assert!(
-        line.ends_with("failed: the action was cut off, and may have taken effect: explain the request again"),
+        line.ends_with("failed: the action was cut off, and may have taken effect: look at the page again"),
         "{line}"
     );
 }

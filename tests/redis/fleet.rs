@@ -45,6 +45,38 @@ async fn what_was_set_outlives_processes_and_an_emptied_server() {
     assert!(second[0].fleet.in_force().revision >= 2);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn nonsense_in_the_store_changes_no_setting() {
+    let server = Server::start();
+    let before = super::keys(&server);
+    let old = processes(&server, 2).await;
+    change_when_it_answers(&old[0].fleet, [deny("192.0.2.1")]).await;
+    until_all(&old, |process| process.denies("192.0.2.1")).await;
+    let is_text = |key: &Vec<u8>| !before.contains(key) && key.ends_with(b"fleet}");
+    let key = String::from_utf8(super::keys(&server).into_iter().find(is_text).unwrap()).unwrap();
+    let version = "v".repeat(16);
+    let long = "a".repeat(2_000_000);
+    for nonsense in [
+        vec!["SET", &*key, "a text"],
+        vec!["RPUSH", &*key, "a"],
+        vec!["RPUSH", &*key, &*long, &*long],
+        vec!["RPUSH", &*key, &*version, "tower-ratelimit-fleet 2 9\nmode a - shadow - 9\n"],
+        vec!["RPUSH", &*key, &*version, "tower-ratelimit-fleet 1 nine\n"],
+        vec!["HSET", &*key, "a", "b"],
+    ] {
+        let mut connection = server.connection();
+        // In one step, because a process writes back what is lost.
+        redis::pipe().atomic().del(&key).cmd(nonsense[0]).arg(&nonsense[1..]).exec(&mut connection).unwrap();
+        until_all(&old, |process| process.fleet.in_force().error.is_some()).await;
+        assert!(old.iter().all(|process| process.denies("192.0.2.1")));
+        redis::cmd("DEL").arg(&key).exec(&mut connection).unwrap();
+        until_all(&old, |process| process.fleet.in_force().error.is_none()).await;
+        assert!(old.iter().all(|process| process.denies("192.0.2.1")));
+    }
+    // What was lost is back, and other processes read it.
+    until_all(&processes(&server, 1).await, |process| process.denies("192.0.2.1")).await;
+}
+
 /// The server evicts keys to make room, and processes that have read the text do not read it again.
 #[tokio::test(flavor = "multi_thread")]
 async fn evicted_settings_are_there_for_a_new_process() {
@@ -156,4 +188,18 @@ async fn reports_of_processes_have_places_of_their_own() {
     assert!(put(0, &report(1, "b"), Duration::from_millis(100)).await);
     eventually("the report ends", async || text.reports().await.unwrap().len() == 1).await;
     assert!(put(0, &report(3, "c"), LONG).await);
+    // Another application has places: they are taken, and their reports are empty.
+    let first = super::keys(&server).into_iter().find(|key| key.ends_with(b":0")).unwrap();
+    let first = String::from_utf8(first).unwrap();
+    let place = |n: usize| format!("{}{n}", first.strip_suffix('0').unwrap());
+    let mut connection = server.connection();
+    redis::cmd("RPUSH").arg(place(1)).arg("a").exec(&mut connection).unwrap();
+    redis::cmd("SET").arg(place(2)).arg("a".repeat(1_000_000)).exec(&mut connection).unwrap();
+    redis::cmd("SET").arg(place(3)).arg(&b"a process's name\xff"[..]).exec(&mut connection).unwrap();
+    for place in 1..4 {
+        assert!(!put(place, &report(4, "d"), LONG).await, "{place}");
+    }
+    let empty = VersionedText::default();
+    let [e1, e2, e3] = [0; 3].map(|_| empty.clone());
+    assert_eq!(text.reports().await.unwrap(), [report(3, "c"), e1, e2, e3, report(2, "")]);
 }

@@ -3,11 +3,14 @@
 --
 -- ARGV[1] is the version that the caller knows, or nothing. With ARGV[2], the next version and text, the text is
 -- replaced if it has the known version. Returns `=` if the version was the known one. Otherwise it returns
--- `!` and, for a load, version and text.
+-- `!` and, for a load, version and text. Another application may have the key: a text that this crate cannot have
+-- written counts as empty.
 local known, next = ARGV[1], ARGV[2]
 local version = redis.call('LINDEX', KEYS[1], 0) or ''
 if version ~= known then
-  return next and '!' or '!' .. version .. (redis.call('LINDEX', KEYS[1], 1) or '')
+  if next then return '!' end
+  local text = redis.call('LINDEX', KEYS[1], 1) or ''
+  return '!' .. string.sub(version, 1, 16) .. (#text > 1000000 and '' or text)
 end
 if next then
   redis.call('DEL', KEYS[1])

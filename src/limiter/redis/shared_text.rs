@@ -94,7 +94,7 @@ impl SharedText for RedisText {
                 let report = length.filter(|length: &usize| *length < rest.len());
                 let Some(length) = report else { return Err("the server has cut the reports short".into()) };
                 let report = rest.split_to(length + 1).slice(1..);
-                reports.extend(VersionedText::from_stored(&report)); // another application may have the place
+                reports.push(VersionedText::from_stored(&report).unwrap_or_default());
             }
             Ok(reports)
         })

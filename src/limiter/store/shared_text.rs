@@ -176,8 +176,8 @@ impl<S: Store> SharedText for StoreText<S> {
             let places: Vec<Arc<str>> = (0..REPORTS_MAX).map(|place| self.place(place)).collect();
             let loaded = self.store().load(&places).await?;
             let report =
-                |value: &Value| VersionedText::from_stored(&[&value.version.to_bytes(), &*value.bytes].concat()).ok();
-            Ok(loaded.values().iter().flatten().filter_map(report).collect())
+                |value: &Value| VersionedText::from_stored(&[&value.version.to_bytes(), &*value.bytes].concat());
+            Ok(loaded.values().iter().flatten().map(|value| report(value).unwrap_or_default()).collect())
         })
     }
 }
