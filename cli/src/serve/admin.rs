@@ -4,6 +4,7 @@
 //! Without it the address is a loopback one, and nothing can be changed.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, WWW_AUTHENTICATE};
 use http::uri::Authority;
@@ -36,7 +37,7 @@ pub(super) fn ready(server: &Server) -> Response<Body> {
 }
 
 /// Answers an operator, or whoever asks about health and metrics.
-pub(super) async fn answer(server: &Server, peer: IpAddr, mut request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn answer(server: &Arc<Server>, peer: IpAddr, mut request: Request<Incoming>) -> Response<Body> {
     match request.uri().path() {
         "/live" => return live(),
         "/ready" => return ready(server),
@@ -94,21 +95,27 @@ fn is_known_name<B>(request: &Request<B>, names: &[String]) -> bool {
 }
 
 /// Sets something in all processes.
-async fn set(server: &Server, operator: Option<&Operator>, request: Request<Incoming>) -> Response<Body> {
-    let Some(fleet) = &server.limits.fleet else { return text(StatusCode::NOT_FOUND, NO_FLEET) };
+async fn set(server: &Arc<Server>, operator: Option<&Operator>, request: Request<Incoming>) -> Response<Body> {
+    let Some(fleet) = server.limits.fleet.clone() else { return text(StatusCode::NOT_FOUND, NO_FLEET) };
     let (head, incoming) = request.into_parts();
     let fields = match api::posted(&head, incoming).await {
         Ok(fields) => fields,
         Err(response) => return *response,
     };
-    let Some(operator) = operator else { return text(StatusCode::FORBIDDEN, NO_OPERATORS) };
-    let asked = audit::of_change(&server.stats, &fields);
-    let answer = match head.uri.path() {
-        "/v1/rollback" => fleet::rollback(fleet, operator, fields).await,
-        _ => fleet::change(fleet, operator, fields).await,
-    };
-    log(server, operator, "set something in all processes", answer.is_ok(), &[("request", &asked)]);
-    api::response(answer)
+    let Some(operator) = operator.cloned() else { return text(StatusCode::FORBIDDEN, NO_OPERATORS) };
+    let server = Arc::clone(server);
+    // The change goes on if the operator hangs up, so that the log has its result.
+    let changing = tokio::spawn(async move {
+        let asked = audit::of_change(&server.stats, &fields);
+        let answer = match head.uri.path() {
+            "/v1/rollback" => fleet::rollback(&fleet, &operator, fields).await,
+            _ => fleet::change(&fleet, &operator, fields).await,
+        };
+        log(&server, &operator, "set something in all processes", answer.is_ok(), &[("request", &asked)]);
+        answer
+    });
+    let failed = |_| Err((StatusCode::INTERNAL_SERVER_ERROR, "it is unknown whether the change was made".to_owned()));
+    api::response(changing.await.unwrap_or_else(failed))
 }
 
 /// Writes what an operator did.

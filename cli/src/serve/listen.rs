@@ -35,9 +35,8 @@ const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
 
 /// The bounds of the operators' address, which others may reach as well: the most connections, and how long each may be
-/// idle, take for the head of a request, and be used. One peer has at most a quarter of the connections.
+/// idle, take for the head of a request, and be used.
 const CONNECTIONS_OF_OPERATORS_MAX: usize = 256;
-const SHARE_OF_ONE_PEER: usize = 4;
 const IDLE_OF_OPERATORS_MAX: Duration = Duration::from_secs(5);
 const AGE_OF_OPERATORS_MAX: Duration = Duration::from_secs(60);
 
@@ -81,17 +80,17 @@ pub(crate) async fn serve(
     mut phase: watch::Receiver<Phase>,
 ) {
     let bounds = bounds.of(role);
-    let places = Arc::new(Semaphore::new(bounds.max_connections));
-    let (full, peers_max) = match role {
-        Role::Asked => ("listen-full", bounds.max_connections),
-        Role::Admin => ("admin-full", bounds.max_connections.div_ceil(SHARE_OF_ONE_PEER)),
-    };
-    let peers = Peers::new(peers_max);
+    let max = bounds.max_connections;
+    // A trusted peer waits for a place. Strangers may reach the operators' address, so nobody waits for a place there.
+    let places = Arc::new(Semaphore::new(match role {
+        Role::Asked => max,
+        Role::Admin => Semaphore::MAX_PERMITS,
+    }));
+    let peers = Peers::new(max);
     let mut connections = JoinSet::new();
     loop {
         if places.available_permits() == 0 {
-            let message = format!("{} connections are open, as many as may be: others wait", bounds.max_connections);
-            server.log_sometimes(full, &message);
+            server.log_sometimes("listen-full", &format!("{max} connections are open, as many as may be: others wait"));
         }
         let accepted = async {
             let place = Arc::clone(&places).acquire_owned().await;
@@ -115,15 +114,19 @@ pub(crate) async fn serve(
             server.log_sometimes("untrusted", &message);
             continue;
         }
-        let Some(peer_place) = peers.enter(peer.ip()) else {
-            let message = format!("{} has {peers_max} connections already, and no more are accepted", peer.ip());
+        let (peer_place, loser) = peers.enter(peer.ip());
+        if let Some(loser) = loser {
+            let message = format!("{max} connections are open: the oldest one of {loser}, which has the most, ends");
             server.log_sometimes("crowded", &message);
-            continue;
-        };
+        }
         let connection = connection(Arc::clone(&server), stream, peer, role, bounds, phase.clone());
         connections.spawn(async move {
-            connection.await;
-            drop((place, peer_place));
+            tokio::select! {
+                () = connection => {}
+                () = peer_place.lost() => {}
+            }
+            drop(peer_place); // before the permit, which lets the next connection enter
+            drop(place);
         });
     }
     drop(listener);

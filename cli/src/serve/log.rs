@@ -46,9 +46,8 @@ At most once in 10 seconds each:
   untrusted              somebody whom --trust does not name has connected
   proxy                  a proxy's request lacks a header, or has it twice
   unauthorized           an operator's name or token is wrong
-  crowded                one address has as many connections at --admin as it may have
+  crowded                all connections at --admin are in use, and the address with the most loses its oldest
   listen-full            --max-connections are open
-  admin-full             as many connections are open at --admin as may be
   accept                 a connection could not be accepted";
 
 /// The form of the lines.

@@ -95,8 +95,8 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = Reveal::Networks, env = "TOWER_RATELIMIT_REVEAL")]
     pub(crate) reveal: Reveal,
 
-    /// How many connections may be open on --listen, and as many on --admin, but there at most 256, and at most a
-    /// quarter of them from one address
+    /// How many connections may be open on --listen, and as many on --admin, but there at most 256. One more on --admin
+    /// ends the oldest one of the address that has the most
     #[arg(long, value_name = "NUMBER", default_value_t = 4_096, env = "TOWER_RATELIMIT_MAX_CONNECTIONS")]
     pub(crate) max_connections: usize,
     /// How long a connection may be idle, or take for the head of a request; on --admin at most 5 seconds

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tower_ratelimit::fleet::{Fleet, FleetChange};
+use tower_ratelimit::fleet::{Fleet, FleetChange, FleetEntry, FleetKind};
 use tower_ratelimit::limiter::BoxLimiter;
 use tower_ratelimit::observe::Observer;
 
@@ -20,12 +20,23 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// The person or program that acts, and the reason.
 #[derive(clap::Args)]
 struct Author {
-    /// Your name, which is kept with the change
+    /// Your name, which is kept with the change as unverified: whoever can write to the store can state any name
     #[arg(long, value_name = "NAME", env = "USER", default_value = "unknown")]
     by: String,
     /// The reason, which is kept with the change
     #[arg(long, value_name = "TEXT", default_value = "")]
     why: String,
+}
+
+/// The longest name of an author in characters.
+const NAME_MAX: usize = 100;
+
+impl Author {
+    /// Returns the name as it is kept. Nobody checks it, unlike those of operators who send their tokens.
+    fn kept_name(&self) -> String {
+        let name: String = self.by.chars().take(NAME_MAX).collect();
+        format!("{name} (unverified)")
+    }
 }
 
 /// Put a file of rules in force in all processes that share a store
@@ -35,7 +46,10 @@ struct Author {
 /// version or an option, logs why and keeps the rules that it has. After a restart these are the rules of its own file.
 /// Rules with names that a program registers are only for such programs, which check them.
 ///
-/// The exit code is 0 if the rules are in the store, 1 if the file has a problem, and 2 if the store did not take them.
+/// Rules that somebody else pushed meanwhile are replaced, too: the program says whose, and --seen refuses it.
+///
+/// The exit code is 0 if the rules are in the store, 1 if the file has a problem, and 2 if the store did not take them,
+/// or if that is unknown: the message says which.
 #[derive(clap::Args)]
 pub(crate) struct PushOptions {
     /// The file of rules; `-` is the standard input
@@ -44,6 +58,9 @@ pub(crate) struct PushOptions {
     /// The name of the rules. By default the file's name without its ending, as `serve` names its rules
     #[arg(long)]
     name: Option<String>,
+    /// Refuse if the rules were changed after this revision
+    #[arg(long, value_name = "REVISION")]
+    seen: Option<u64>,
     #[command(flatten)]
     author: Author,
     #[command(flatten)]
@@ -80,7 +97,7 @@ pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, Str
     let text = String::from_utf8(text).map_err(|_| "error: the file is not UTF-8".to_owned())?;
     let name = options.name.clone().or_else(|| rules_name(&options.file)).filter(|name| name != "-");
     let name = name.ok_or_else(|| "error: name the rules by --name".to_owned())?;
-    let Author { by, why } = &options.author;
+    let (by, why) = (options.author.kept_name(), &options.author.why);
     run(
         &options.store,
         async |fleet, limiter| {
@@ -90,20 +107,30 @@ pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, Str
             } else {
                 "programs that register the names in them, but not `serve`,"
             };
-            let revision = fleet.change(by, why, [FleetChange::rules(&*name, text)]).await.map_err(with_causes)?;
+            let mut change = FleetChange::rules(&*name, text);
+            if let Some(seen) = options.seen {
+                change = change.seen(seen);
+            }
+            let revision = fleet.change(&by, why, [change]).await.map_err(with_causes)?;
+            let is_former =
+                |entry: &FleetEntry| entry.target.kind() == FleetKind::FormerRules && entry.target.name() == name;
+            let instead = match fleet.entries().into_iter().find(is_former) {
+                Some(former) => format!("instead of those that {} pushed in revision {}", former.by, former.revision),
+                None => "instead of those of their own files".to_owned(),
+            };
             let said = "take these rules within two seconds";
-            Ok(format!("revision {revision}: {users} whose rules are named `{name}` {said}"))
+            Ok(format!("revision {revision}: {users} whose rules are named `{name}` {said}, {instead}"))
         },
         output,
     )
 }
 
 pub(crate) fn rollback(options: &RollbackOptions, output: &mut Output) -> Result<u8, String> {
-    let (Author { by, why }, name) = (&options.author, &options.name);
+    let (by, why, name) = (options.author.kept_name(), &options.author.why, &options.name);
     run(
         &options.store,
         async |fleet, _| {
-            let done = fleet.rollback(by, why, name, options.seen).await.map_err(with_causes)?;
+            let done = fleet.rollback(&by, why, name, options.seen).await.map_err(with_causes)?;
             let restored = match done.restored {
                 Some(entry) => format!("the rules that {} put in force in revision {}", entry.by, entry.revision),
                 None => "the rules of their own files".to_owned(),

@@ -1,6 +1,7 @@
 //! Finds the part of the server that answers a request.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::{Request, Response, Version};
 use hyper::body::Incoming;
@@ -10,7 +11,12 @@ use super::server::{Role, Server};
 use super::{admin, api, envoy, forward, grpc, health};
 
 /// Answers a request.
-pub(crate) async fn answer(server: &Server, role: Role, peer: IpAddr, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn answer(
+    server: &Arc<Server>,
+    role: Role,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Response<Body> {
     match role {
         Role::Admin => admin::answer(server, peer, request).await,
         Role::Asked => answer_asked(server, peer, request).await,

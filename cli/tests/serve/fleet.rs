@@ -4,11 +4,13 @@ use std::process::Command;
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use tower_ratelimit::RedisLimiter;
+use tower_ratelimit::fleet::{Fleet, FleetChange};
 
 use crate::http::{Answer, Connection, get, post_json, send};
 use crate::server::{Folder, Server};
 use crate::support::redis_server;
-use crate::wait::{wait_until, wait_until_ready};
+use crate::wait::{LONG, wait_until, wait_until_ready};
 
 const RULES: &str = "rules: [{name: client, quota: 2 per day, key: client-ip}]\n";
 const OPERATOR: (&str, &str) = ("Authorization", "Bearer 0123456789abcdef");
@@ -161,22 +163,33 @@ fn pushed_rules_are_in_force_everywhere_until_a_rollback() {
 }
 
 #[test]
-fn rollback_says_which_rules_it_restores() {
+fn push_and_rollback_say_which_rules_they_replace() {
     let redis = redis_server::Server::start();
     let (url, folder) = (redis.url(), Folder::new());
-    for (by, limit) in [("alice", 7), ("bob", 8)] {
+    let push = |by: &str, limit: u64, seen: &str| {
         folder.write("rules.yaml", &RULES.replace("2 per day", &format!("{limit} per day")));
-        let (code, said) = run(&folder, &["push", "rules.yaml", "--redis", &url, "--by", by]);
-        assert!(code == Some(0) && said.contains("servers whose rules are named `rules` take these rules"), "{said}");
-    }
+        run(&folder, &["push", "rules.yaml", "--redis", &url, "--by", by, "--seen", seen])
+    };
+    let (code, said) = push("alice", 7, "0");
+    let words =
+        "servers whose rules are named `rules` take these rules within two seconds, instead of those of their own";
+    assert!(code == Some(0) && said.contains(words), "{said}");
+    // The second operator learns of the first.
+    let (code, said) = push("bob", 8, "0");
+    assert!(code == Some(2) && said.contains("alice (unverified) changed it in revision 1"), "{said}");
+    let (code, said) = push("bob", 8, "1");
+    assert!(
+        code == Some(0) && said.contains("instead of those that alice (unverified) pushed in revision 1"),
+        "{said}"
+    );
     let rollback = |seen: &str| run(&folder, &["rollback", "rules", "--redis", &url, "--by", "carol", "--seen", seen]);
     let (code, said) = rollback("1");
-    assert!(code == Some(2) && said.contains("bob changed it in revision 2"), "{said}");
+    assert!(code == Some(2) && said.contains("bob (unverified) changed it in revision 2"), "{said}");
     let (code, said) = rollback("2");
-    assert!(code == Some(0) && said.contains("the rules that alice put in force in revision 1"), "{said}");
+    assert!(code == Some(0) && said.contains("the rules that alice (unverified) put in force in revision 1"), "{said}");
     // The second operator did not see the first one's rollback.
     let (code, said) = rollback("2");
-    assert!(code == Some(2) && said.contains("carol changed it in revision 3"), "{said}");
+    assert!(code == Some(2) && said.contains("carol (unverified) changed it in revision 3"), "{said}");
     let (code, said) = rollback("9");
     assert!(code == Some(2) && said.contains("the latest is 3"), "{said}");
     let server = serve(&["--redis", &url, "--deadline", "20s"]);
@@ -187,7 +200,7 @@ fn rollback_says_which_rules_it_restores() {
         post_json(server.admin, "/v1/rollback", &[OPERATOR], &body)
     };
     assert_eq!(over_http(2).status, 409);
-    let restored = json!({"by": "bob", "why": "", "revision": 2});
+    let restored = json!({"by": "bob (unverified)", "why": "", "revision": 2});
     assert_eq!(over_http(3).json(), json!({"revision": 4, "restored": restored}));
     let own = json!({"kind": "rules", "name": "rules", "why": ""});
     assert_eq!(set(&server, &own).status, 200);
@@ -216,10 +229,13 @@ fn pushed_rules_that_a_server_cannot_use_are_logged() {
     wait_until_ready(&server);
     let refused = server.wait_for_line(|line| line["event"] == "rules-refused");
     let said = refused["message"].as_str().unwrap();
-    assert!(said.starts_with("the rules stay as they were: mallory pushed these rules in revision 1: 1:"), "{said}");
+    assert!(
+        said.starts_with("the rules stay as they were: mallory (unverified) pushed these rules in revision 1: 1:"),
+        "{said}"
+    );
     let unknown = server.wait_for_line(|line| line["event"] == "rules-unknown");
     let said = unknown["message"].as_str().unwrap();
-    assert!(said.starts_with("bob pushed rules in revision 2 under the name `other`"), "{said}");
+    assert!(said.starts_with("bob (unverified) pushed rules in revision 2 under the name `other`"), "{said}");
     assert!(said.ends_with("named `rules`"), "{said}");
     wait_until(|| limit(&server, "192.0.2.1") == 2);
     // The server's own file is used until rules are in force that an operator pushed.
@@ -236,6 +252,52 @@ fn pushed_rules_that_a_server_cannot_use_are_logged() {
     assert_eq!((unused["revision"].as_str(), limit(&server, "192.0.2.1")), (Some("3"), 7));
     let is_unknown = |line: &&Value| line["event"] == "rules-unknown";
     assert_eq!(server.lines().iter().filter(is_unknown).count(), 1, "it is logged once");
+}
+
+/// Another program, whose limiter can count requests in flight, pushes rules that `serve` cannot use.
+#[test]
+fn server_restarts_beside_rules_that_it_cannot_use() {
+    let redis = redis_server::Server::start();
+    let url = redis.url();
+    let arguments = ["--redis", &*url, "--deadline", "20s", "--reload-every", "100ms"];
+    let first = serve(&arguments);
+    wait_until_ready(&first);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let limiter = RedisLimiter::builder().deadline(LONG).connect(&url).await.unwrap();
+        let fleet = Fleet::beside(&limiter).await.unwrap();
+        let rules = FleetChange::rules("rules", RULES.replace("2 per day", "3 at once"));
+        fleet.change("mallory", "", [rules]).await.unwrap();
+    });
+    let reason = "mallory pushed these rules in revision 1: 1:";
+    let shows_it = |server: &Server| {
+        let page = get(server.admin, "/limits", &[OPERATOR]).body;
+        let json = get(server.admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
+        let metrics = get(server.admin, "/metrics", &[]).body;
+        let is_on_page = page.contains("Rules were refused, and others are in force.") && page.contains(reason);
+        is_on_page
+            && json["rules"]["error"].as_str().is_some_and(|error| error.starts_with(reason))
+            && metrics.contains("\nratelimit_rules_refused 1\n")
+    };
+    wait_until(|| shows_it(&first));
+    assert_eq!(limit(&first, "192.0.2.1"), 2);
+    drop(first);
+    let mut second = serve(&arguments);
+    wait_until_ready(&second);
+    let refused = second.wait_for_line(|line| line["event"] == "rules-refused");
+    let said = refused["message"].as_str().unwrap();
+    assert!(said.starts_with(&format!("the rules stay as they were: {reason}")), "{said}");
+    assert!(said.contains("does not support the quota"), "{said}");
+    wait_until(|| shows_it(&second));
+    assert_eq!(limit(&second, "192.0.2.2"), 2);
+    // The server follows its own file meanwhile, and still says what was refused.
+    second.folder.write("rules.yaml", &RULES.replace("2 per day", "5 per day"));
+    wait_until(|| limit(&second, "192.0.2.3") == 5);
+    wait_until(|| shows_it(&second));
+    let end = json!({"kind": "rules", "name": "rules", "why": "it cannot be used"});
+    assert_eq!(set(&second, &end).status, 200);
+    assert!(!shows_it(&second));
+    assert_eq!(limit(&second, "192.0.2.4"), 5);
 }
 
 #[test]
