@@ -52,7 +52,7 @@ pub(crate) trait FollowFleet: Send + Sync {
     #[cfg(feature = "status")]
     fn own_text(&self) -> Arc<[u8]>;
 
-    /// Returns an error that says why a text cannot be put in force.
+    /// Returns an error with the reason if a text cannot be put in force.
     fn check_text(&self, text: &str) -> Result<(), String>;
 }
 

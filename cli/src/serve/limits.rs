@@ -130,7 +130,7 @@ impl Limits {
 
 /// Makes the limiter that the options choose.
 async fn limiter(options: &Options, watcher: &Arc<Watcher>) -> Result<BoxLimiter, Failure> {
-    if let Some(limiter) = options.store.connect(watcher).await? {
+    if let Some(limiter) = options.store.connect(options.deadline, watcher).await? {
         return Ok(limiter);
     }
     let limiter = MemoryLimiter::builder().max_keys(options.max_keys).build().map_err(with_causes)?;

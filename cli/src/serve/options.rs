@@ -64,6 +64,9 @@ pub(crate) struct Options {
 
     #[command(flatten)]
     pub(crate) store: StoreOptions,
+    /// How long a check of Redis or PostgreSQL may take
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = time, env = "TOWER_RATELIMIT_DEADLINE")]
+    pub(crate) deadline: Duration,
     /// The file in which a limiter in memory keeps the operators' settings. With --redis or --postgres they are kept
     /// there
     #[arg(long, value_name = "FILE", env = "TOWER_RATELIMIT_FLEET")]

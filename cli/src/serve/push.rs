@@ -8,7 +8,7 @@ use tower_ratelimit::fleet::{Fleet, FleetChange, FleetEntry, FleetKind};
 use tower_ratelimit::limiter::BoxLimiter;
 use tower_ratelimit::observe::Observer;
 
-use super::failure::{Failure, with_causes};
+use super::failure::{Failure, text_with_causes, with_causes};
 use super::limits::{self, rules_name};
 use super::store::StoreOptions;
 use crate::output::Output;
@@ -16,6 +16,9 @@ use crate::{exit, files};
 
 /// The time in which the store has to answer.
 const WITHIN: Duration = Duration::from_secs(10);
+
+/// The deadline of the store's limiter. It decides about no request, so the store may be far away.
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// The person or program that acts, and the reason.
 #[derive(clap::Args)]
@@ -158,11 +161,12 @@ fn run(
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("error: no thread could be started: {error}"))?;
     let done = runtime.block_on(async {
-        let Some(limiter) = store.connect(&Arc::new(Nothing)).await? else {
+        let Some(limiter) = store.connect(DEADLINE, &Arc::new(Nothing)).await? else {
             return Err(Failure::setup("name the store that the processes share, by --redis or --postgres"));
         };
         let fleet = Fleet::beside(&limiter).await.map_err(with_causes)?;
-        fleet.wait_until_read(WITHIN).await.map_err(with_causes)?;
+        let unread = |error| Failure::setup(format_args!("nothing was changed: {}", text_with_causes(&error)));
+        fleet.wait_until_read(WITHIN).await.map_err(unread)?;
         act(fleet, limiter).await
     });
     match done {

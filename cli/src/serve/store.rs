@@ -11,7 +11,6 @@ use tower_ratelimit::limiter::{BoxLimiter, StoreErrorKind};
 use tower_ratelimit::observe::Observer;
 
 use super::failure::{Failure, with_causes};
-use super::time::time;
 
 /// The settings of the store.
 #[derive(clap::Args, Debug)]
@@ -32,19 +31,18 @@ pub(crate) struct StoreOptions {
     /// The beginning of the names of all keys in Redis or PostgreSQL
     #[arg(long, default_value = "ratelimit", env = "TOWER_RATELIMIT_PREFIX")]
     prefix: String,
-    /// How long a check of Redis or PostgreSQL may take
-    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = time, env = "TOWER_RATELIMIT_DEADLINE")]
-    deadline: Duration,
 }
 
 impl StoreOptions {
-    /// Returns a limiter with the store, if there is one.
+    /// Returns a limiter with the store, if there is one. A check may take the time `deadline`, and a connection some
+    /// times of it.
     pub(crate) async fn connect<O: Observer + 'static>(
         &self,
+        deadline: Duration,
         observer: &Arc<O>,
     ) -> Result<Option<BoxLimiter>, Failure> {
         if let Some(url) = &self.redis {
-            let builder = RedisLimiter::builder().prefix(&self.prefix).deadline(self.deadline);
+            let builder = RedisLimiter::builder().prefix(&self.prefix).deadline(deadline);
             let limiter = builder.observer(Arc::clone(observer)).connect(url).await.map_err(with_causes)?;
             return Ok(Some(BoxLimiter::new(limiter)));
         }
@@ -57,7 +55,7 @@ impl StoreOptions {
                 store => store,
             };
             let store = store.map_err(with_causes)?;
-            let builder = StoreLimiterBuilder::new().prefix(&self.prefix).deadline(self.deadline);
+            let builder = StoreLimiterBuilder::new().prefix(&self.prefix).deadline(deadline);
             let limiter = builder.observer(Arc::clone(observer)).build(store).map_err(with_causes)?;
             return Ok(Some(BoxLimiter::new(limiter)));
         }

@@ -1,7 +1,7 @@
 //! Operators' settings for all processes: several servers with one Redis, and one with a file.
 
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tower_ratelimit::RedisLimiter;
@@ -9,6 +9,7 @@ use tower_ratelimit::fleet::{Fleet, FleetChange};
 
 use crate::http::{Answer, Connection, get, post_json, send};
 use crate::server::{Folder, Server};
+use crate::support::proxy::Proxy;
 use crate::support::redis_server;
 use crate::wait::{LONG, wait_until, wait_until_ready};
 
@@ -206,6 +207,22 @@ fn push_and_rollback_say_which_rules_they_replace() {
     assert_eq!(set(&server, &own).status, 200);
     let nothing = set(&server, &own);
     assert!(nothing.status == 409 && nothing.body.contains("nothing to end"), "{nothing:?}");
+}
+
+#[test]
+fn push_reaches_a_store_that_is_far_away() {
+    let mut redis = redis_server::Server::start();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let proxy = runtime.block_on(async { Proxy::start(redis.port()) });
+    proxy.delay(Duration::from_millis(300));
+    let folder = Folder::new();
+    folder.write("rules.yaml", RULES);
+    let push = || run(&folder, &["push", "rules.yaml", "--redis", &proxy.url()]);
+    let (code, said) = push();
+    assert!(code == Some(0) && said.starts_with("revision 1: "), "{said}");
+    redis.kill();
+    let (code, said) = push();
+    assert!(code == Some(2) && said.starts_with("error: nothing was changed: the store failed: "), "{said}");
 }
 
 #[test]
