@@ -749,6 +749,54 @@ fn own_quota_is_refunded_if_a_request_is_not_sent() {
     assert_eq!(scene.seen(), [(0, "/0".to_owned()), (10_000, "/2".to_owned())]);
 }
 
+/// A request that costs much would have to wait for long. Those behind it cost little.
+#[test]
+fn request_that_leaves_takes_its_own_wait_along() {
+    let pages = |parts: &tower_ratelimit::Head<'_>| parts.uri.query().map_or(1, |pages| pages.parse().unwrap());
+    let (mut scene, _) = scene_with(vec![own("pages", Quota::per_minute(60)).cost(pages)]);
+    scene.send("/all?60");
+    let dear = scene.send("/dear?60");
+    let cheap = scene.send("/cheap");
+    scene.world.pass(SECOND / 2);
+    scene.world.cancel(dear);
+    scene.world.pass(SECOND / 2);
+    let told = |at: u64, path: &str| (at, path.to_owned());
+    assert_eq!(scene.seen(), [told(0, "/all"), told(1_000, "/cheap")]);
+    assert_eq!(scene.status(cheap), Some(200));
+}
+
+#[test]
+fn request_that_would_wait_too_long_stops_no_other() {
+    let pages = |parts: &tower_ratelimit::Head<'_>| parts.uri.query().map_or(1, |pages| pages.parse().unwrap());
+    let (mut scene, _) = scene_with(vec![own("pages", Quota::per_hour(60)).cost(pages)]);
+    scene.send("/all?60");
+    let waits = scene.send("/cheap");
+    let dear = scene.send("/dear?60");
+    scene.world.pass(60 * SECOND);
+    // By then a unit is there, and the next 60 would take longer than a request may wait.
+    assert_eq!((scene.status(waits), scene.error(dear).kind()), (Some(200), ObeyErrorKind::TooLong));
+    let wait = scene.error(dear).wait().duration().unwrap();
+    assert_eq!(wait, Duration::from_secs(3_600), "as its quota said");
+    let later = scene.send("/later");
+    scene.world.pass(60 * SECOND);
+    assert_eq!(scene.status(later), Some(200));
+}
+
+#[test]
+fn request_that_is_not_sent_takes_no_place_of_the_pace() {
+    let told =
+        |_| told(200, &[("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", "10"), ("x-ratelimit-reset", "100")]);
+    let mut scene = Scene::new(|layer| layer.pace(true), told);
+    let tasks: Vec<usize> = (0..4).map(|nth| scene.send(&format!("/{nth}"))).collect();
+    assert_eq!(scene.instants(), [0, 0]);
+    // The next one may go after ten seconds, and then waits for the service.
+    scene.server.ready_from_us.set(15 * SECOND);
+    scene.world.pass(12 * SECOND);
+    scene.world.cancel(tasks[2]);
+    scene.world.pass(4 * SECOND);
+    assert_eq!(scene.seen().last().unwrap(), &(15_000, "/3".to_owned()));
+}
+
 #[test]
 fn pause_outside_of_the_runtime_ends_no_other() {
     let minute = Duration::from_secs(60);

@@ -52,14 +52,20 @@ pub(super) enum Polled {
     TooLong(u64),
 }
 
+/// The instants between which a waiting request may be sent.
+#[derive(Clone, Copy, Debug)]
+struct SendWindow {
+    /// The instant from which the client's own quotas allow the request. Requests behind it wait as well.
+    own_us: u64,
+    deadline_us: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct KeyLine {
     /// The end of the pause.
     opens_us: u64,
     /// The instant from which the spacing or the rate allows the next request.
     spaced_us: u64,
-    /// The instant from which the client's own quotas allow the next request.
-    own_us: u64,
     /// The time between two requests that spreads the remaining requests evenly until the reset.
     spacing_us: u64,
     /// The estimated rate that the server admits, if the layer adapts its rate.
@@ -83,8 +89,7 @@ pub(super) struct KeyLine {
     sent_us: u64,
     /// The turn of the next request that joins the line.
     turns: u64,
-    /// The waiting requests, each with the latest instant at which it may be sent.
-    waiters: WaitList<u64>,
+    waiters: WaitList<SendWindow>,
     /// The requests that have been released from the line but not polled since: the turn of each
     /// request, and its number.
     granted: BTreeMap<u64, u64>,
@@ -105,7 +110,6 @@ impl KeyLine {
         Self {
             opens_us: 0,
             spaced_us: 0,
-            own_us: 0,
             spacing_us: 0,
             rate: adapts.then(Rate::default),
             window: u32::MAX,
@@ -166,7 +170,7 @@ impl KeyLine {
         if self.waiters.len() >= most {
             return Err(CannotJoin::TooMany(wait_us));
         }
-        self.waiters.add(turn, now_us.saturating_add(max_wait_us));
+        self.waiters.add(turn, SendWindow { own_us: 0, deadline_us: now_us.saturating_add(max_wait_us) });
         Ok((turn, None))
     }
 
@@ -187,8 +191,8 @@ impl KeyLine {
         }
         let is_foremost = self.waiters.position(turn).is_some();
         let due_us = self.due_us().saturating_add(if is_foremost { 0 } else { PATIENCE_US });
-        match self.waiters.get_mut(turn).map(|deadline_us| *deadline_us) {
-            Some(deadline_us) if now_us < deadline_us => {
+        match self.waiters.get_mut(turn).copied() {
+            Some(SendWindow { deadline_us, .. }) if now_us < deadline_us => {
                 let until_us = due_us.min(deadline_us);
                 self.waiters.sleep(turn, until_us, waker, wakers);
                 Polled::Sleeps(until_us)
@@ -210,19 +214,12 @@ impl KeyLine {
         self.wake_foremost(wakers);
     }
 
-    /// Puts a request that was released from the line back to its position, because it cannot be sent yet. No
-    /// request is sent before `not_before_us`.
-    pub(super) fn put_back(
-        &mut self,
-        turn: u64,
-        number: u64,
-        not_before_us: u64,
-        deadline_us: u64,
-        wakers: &mut Wakers,
-    ) {
+    /// Puts a request that was released from the line back to its position, because it cannot be sent yet. The
+    /// request is not sent before `own_us`. If it leaves the line, the requests behind it need not wait for that
+    /// instant.
+    pub(super) fn put_back(&mut self, turn: u64, number: u64, own_us: u64, deadline_us: u64, wakers: &mut Wakers) {
         self.take_back(turn, number);
-        self.own_us = self.own_us.max(not_before_us);
-        self.waiters.add(turn, deadline_us);
+        self.waiters.add(turn, SendWindow { own_us, deadline_us });
         self.dismiss(wakers);
         self.wake_foremost(wakers);
     }
@@ -342,7 +339,8 @@ impl KeyLine {
 
     /// Returns the earliest instant at which a request may be sent, without regard to the requests in flight.
     fn earliest_us(&self) -> u64 {
-        self.opens_us.max(self.spaced_us).max(self.own_us)
+        let own_us = self.waiters.first().map_or(0, |(_, waiter)| waiter.own_us);
+        self.opens_us.max(self.spaced_us).max(own_us)
     }
 
     /// Returns the time between two requests.
@@ -366,10 +364,15 @@ impl KeyLine {
         number
     }
 
+    /// Undoes [`send`](Self::send) for a request that was not sent.
     fn take_back(&mut self, turn: u64, number: u64) {
         self.count_off(number);
         if self.is_news(number) {
             self.left = self.left.map(|left| left.saturating_add(1));
+        }
+        // A request that was sent later keeps its distance to the next one.
+        if number + 1 == self.sent {
+            self.spaced_us = self.spaced_us.saturating_sub(self.interval_us());
         }
         self.end_asking(turn);
     }
@@ -399,8 +402,7 @@ impl KeyLine {
     /// Removes the requests that would have to wait too long. The deadlines of requests are in the
     /// order of their turns.
     fn dismiss(&mut self, wakers: &mut Wakers) {
-        let earliest_us = self.earliest_us();
-        while self.waiters.first().is_some_and(|(_, deadline_us)| *deadline_us < earliest_us) {
+        while self.waiters.first().is_some_and(|(_, waiter)| waiter.deadline_us < self.earliest_us()) {
             self.waiters.pop_first(wakers);
         }
     }
@@ -408,6 +410,6 @@ impl KeyLine {
     /// Wakes the foremost waiters whose timers are set too late.
     fn wake_foremost(&mut self, wakers: &mut Wakers) {
         let due_us = self.due_us();
-        self.waiters.wake_foremost(|_, deadline_us| Some(due_us.min(*deadline_us)), wakers);
+        self.waiters.wake_foremost(|_, waiter| Some(due_us.min(waiter.deadline_us)), wakers);
     }
 }

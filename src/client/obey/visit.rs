@@ -50,6 +50,8 @@ pub(super) struct Visit {
     receipts: SmallVec<[(usize, Policy, Receipt); 1]>,
     /// The instant at which the request departs from the leaky queues among the client's own quotas.
     departs_us: u64,
+    /// The instant from which the client's own quotas allow the request, as they said last.
+    own_us: u64,
     /// How many times the client's own quotas denied the request without a known wait.
     unknown_waits: u32,
 }
@@ -79,9 +81,20 @@ impl Visit {
         })?;
         let stage = number.map_or(Stage::Waits, Stage::MayGo);
         let (settings, deadline_us) = (Arc::clone(settings), now_us.saturating_add(max_wait_us));
-        let receipts = SmallVec::new();
-        let (taken, departs_us, unknown_waits) = (0, 0, 0);
-        Ok(Self { settings, line, key, turn, deadline_us, stage, shares, taken, receipts, departs_us, unknown_waits })
+        Ok(Self {
+            settings,
+            line,
+            key,
+            turn,
+            deadline_us,
+            stage,
+            shares,
+            taken: 0,
+            receipts: SmallVec::new(),
+            departs_us: 0,
+            own_us: 0,
+            unknown_waits: 0,
+        })
     }
 
     pub(super) fn settings(&self) -> &Arc<ObeySettings> {
@@ -183,19 +196,20 @@ impl Visit {
             Polled::Sleeps(until_us) => Ok(Some(until_us)),
             Polled::TooLong(wait_us) => {
                 self.stage = Stage::Over;
+                let wait_us = wait_us.max(self.own_us.saturating_sub(now_us));
                 Err(ObeyError::too_long(&self.key, wait_us, self.settings.max_wait))
             }
         }
     }
 
     /// Puts the request back into the line, because the client's own quotas do not admit it before
-    /// `until_us`.
-    fn wait_until(&mut self, until_us: u64) {
+    /// `own_us`.
+    fn wait_until(&mut self, own_us: u64) {
         debug_assert!(matches!(self.stage, Stage::MayGo(_)), "only a request in stage `MayGo` asks the quotas");
         let Stage::MayGo(number) = self.stage else { return };
         let (turn, deadline_us) = (self.turn, self.deadline_us);
-        self.stage = Stage::Waits;
-        change(&self.line, |line, wakers| line.put_back(turn, number, until_us, deadline_us, wakers));
+        (self.stage, self.own_us) = (Stage::Waits, own_us);
+        change(&self.line, |line, wakers| line.put_back(turn, number, own_us, deadline_us, wakers));
     }
 
     /// Records that the request is sent. If a pause has begun since the request left the line, puts the
