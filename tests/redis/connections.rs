@@ -189,6 +189,35 @@ async fn forgotten_connection_is_replaced_before_the_next_check() {
     assert_eq!((downs(&seen), waited), (0, 0), "no check found out that it was dead");
 }
 
+/// When a check hears that the server does not know the script, no time is left to send the text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forgotten_script_is_learned_though_all_answers_are_late() {
+    let (server, seen) = (Server::start(), Events::default());
+    let proxy = Proxy::start(server.port());
+    proxy.delay(100 * MS);
+    let builder = RedisLimiter::builder().deadline(50 * MS).observer(seen.clone());
+    let limiter = builder.connect(&proxy.url()).await.unwrap();
+    // By then the round trip is measured, by calls of the script that have more time.
+    let is_far = |event: &LimiterEvent| matches!(event, LimiterEvent::StoreFar { .. });
+    eventually("the server is far", async || seen.lock().iter().any(is_far)).await;
+    let policy = policy("p", Quota::per_hour(1_000_000));
+    let mut admin = server.connection();
+    let mut texts = || {
+        let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut admin).unwrap();
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_eval:calls=")?.split_once(','));
+        calls.map_or(0, |(calls, _)| calls.parse::<u64>().unwrap())
+    };
+    tell(&server, &["CONFIG", "RESETSTAT"]);
+    tell(&server, &["SCRIPT", "FLUSH"]);
+    let forgotten = Instant::now();
+    eventually("the server learns the script again", async || {
+        drop(take(&limiter, &policy, "a", 1).await);
+        texts() > 0
+    })
+    .await;
+    assert!(texts() <= 1 + forgotten.elapsed().as_secs(), "{} texts in {:?}", texts(), forgotten.elapsed());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_that_starts_while_redis_is_slow_serves_later() {
     let (server, seen) = (Server::start(), Events::default());

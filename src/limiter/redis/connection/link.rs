@@ -66,6 +66,8 @@ pub(super) struct Link {
     pub(super) breaker_opened: Notify,
     /// Notified when there is a new connection to a server that is believed dead.
     pub(super) reconnected: Notify,
+    /// Notified when the server said too late that it does not know a script, so no check sends the text.
+    lacks_script: Notify,
     /// The number of connections that were made, plus the number of those that have ended. So the sum is odd
     /// while there is a connection.
     connection: AtomicU64,
@@ -122,6 +124,7 @@ impl Link {
             breaker: Breaker::new(settings.failures),
             breaker_opened: Notify::new(),
             reconnected: Notify::new(),
+            lacks_script: Notify::new(),
             connection: AtomicU64::new(0),
             changed: Notify::new(),
             changed_at: Mutex::new(now),
@@ -213,7 +216,11 @@ impl Link {
                 if had_run {
                     self.record_forgotten(script);
                 }
-                run("EVAL", script.text).await
+                let answer = run("EVAL", script.text).await;
+                if answer.as_ref().is_err_and(|failure| failure.cause == Cause::NoTime) {
+                    self.lacks_script.notify_one();
+                }
+                answer
             }
             answer => answer,
         };
@@ -408,6 +415,12 @@ impl Link {
     pub(super) async fn probe(&self, until: Instant) -> Result<(), CallFailure> {
         let run = |command, script| self.send(Command::script(command, script, &self.probe), until);
         self.by_name_or_text(self.probe.script, run).await.map(drop)
+    }
+
+    /// Waits until the server lacks a script although checks call it, and lets the server learn the script.
+    pub(super) async fn teach(&self) {
+        self.lacks_script.notified().await;
+        drop(self.probe(Instant::now() + LONGEST_ROUND_TRIP).await);
     }
 
     /// Returns the shortest of some round trips to the server, or `None` if there is no connection. The round trip

@@ -21,6 +21,9 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The interval at which a server that is believed dead is probed, unless the deadline is long.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
+/// The least time between two texts of the script for a server that answers too late.
+const TEACH_EVERY: Duration = Duration::from_secs(1);
+
 /// A server that has been believed dead for this time gets a new connection, in case only the old connection is dead.
 /// The time is shorter if there is a connection, because an answer may have been lost on it. Then each later call on
 /// this connection would get the answer to the call before it.
@@ -38,6 +41,7 @@ pub(super) async fn keep(link: Arc<Link>, settings: ConnectionSettings) {
         through_panics(|| connect(&link)),
         through_panics(|| probe(&link, &settings)),
         through_panics(|| probe_if_idle(&link, &settings)),
+        through_panics(|| teach(&link)),
         through_panics(|| renew(&link, &settings))
     );
 }
@@ -92,6 +96,15 @@ async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
             }
         }
         sleep(PROBE_EVERY).await;
+    }
+}
+
+/// Sends the text of the script to a server that forgot it and whose answers are all too late: a check has no time left
+/// for the text. Sends it rarely, because such a server or its link may be overloaded.
+async fn teach(link: &Link) {
+    loop {
+        link.teach().await;
+        sleep(jitter(TEACH_EVERY)).await;
     }
 }
 
