@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, interval, sleep};
-use tower_ratelimit::{Policy, Quota, RedisLimiter, limiter::StoreErrorKind, observe::LimiterEvent};
+use tower_ratelimit::limiter::{StoreErrorKind, redis::RedisLimiterBuilder};
+use tower_ratelimit::observe::LimiterEvent;
+use tower_ratelimit::{Policy, Quota, RedisLimiter};
 
-use super::{LONG, connected, eventually, passes, patient, policy, take};
+use super::{LONG, builders, connected, eventually, passes, patient, policy, take};
 use crate::support::Events;
 use crate::support::proxy::Proxy;
 use crate::support::redis_server::Server;
@@ -126,8 +128,14 @@ async fn master_that_changes_behind_one_address_is_followed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cut_connection_costs_the_checks_that_were_on_it() {
+    for builder in builders(RedisLimiter::builder) {
+        five_cuts(builder).await;
+    }
+}
+
+async fn five_cuts(builder: RedisLimiterBuilder) {
     let (server, seen) = (Server::start(), Events::default());
-    let limiter = connected(RedisLimiter::builder().deadline(500 * MS).observer(seen.clone()), &server.url()).await;
+    let limiter = connected(builder.deadline(500 * MS).observer(seen.clone()), &server.url()).await;
     let policy = policy("p", Quota::per_hour(1_000_000));
     let load = Load::start(&limiter, &policy, 2, MS);
     sleep(200 * MS).await;
@@ -150,8 +158,14 @@ async fn cut_connection_costs_the_checks_that_were_on_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn most_checks_pass_though_connections_are_cut_all_the_time() {
+    for builder in builders(RedisLimiter::builder) {
+        cuts_all_the_time(builder).await;
+    }
+}
+
+async fn cuts_all_the_time(builder: RedisLimiterBuilder) {
     let server = Server::start();
-    let limiter = connected(RedisLimiter::builder().deadline(500 * MS), &server.url()).await;
+    let limiter = connected(builder.deadline(500 * MS), &server.url()).await;
     let policy = policy("p", Quota::per_hour(1_000_000));
     let load = Load::start(&limiter, &policy, 2, MS);
     let mut admin = server.connection();
@@ -207,15 +221,19 @@ async fn forgotten_script_is_learned_though_all_answers_are_late() {
         let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_eval:calls=")?.split_once(','));
         calls.map_or(0, |(calls, _)| calls.parse::<u64>().unwrap())
     };
-    tell(&server, &["CONFIG", "RESETSTAT"]);
-    tell(&server, &["SCRIPT", "FLUSH"]);
-    let forgotten = Instant::now();
-    eventually("the server learns the script again", async || {
-        drop(take(&limiter, &policy, "a", 1).await);
-        texts() > 0
+    eventually("the server learns the script, and not because it is taken for dead", async || {
+        let (down, began) = (downs(&seen), Instant::now());
+        tell(&server, &["CONFIG", "RESETSTAT"]);
+        while began.elapsed() < 2_500 * MS {
+            tell(&server, &["SCRIPT", "FLUSH"]);
+            drop(take(&limiter, &policy, "a", 1).await);
+        }
+        // A server that is taken for dead on a busy machine is probed four times a second.
+        let (texts, most) = (texts(), 4 + 4 * began.elapsed().as_secs());
+        assert!(texts <= most, "{texts} texts in {:?}: not one for each check", began.elapsed());
+        texts > 0 && downs(&seen) == down
     })
     .await;
-    assert!(texts() <= 1 + forgotten.elapsed().as_secs(), "{} texts in {:?}", texts(), forgotten.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

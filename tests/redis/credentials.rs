@@ -8,12 +8,12 @@ use tower_ratelimit::{
     Policy, Quota, RedisLimiter,
     limiter::{
         StoreErrorKind,
-        redis::{RedisClient, RedisCredentials, RedisLimiterBuilder},
+        redis::{RedisCredentials, RedisLimiterBuilder},
     },
     observe::{LimiterEvent, Observer},
 };
 
-use super::{connected, eventually, passes, patient, policy, take};
+use super::{builders, connected, eventually, passes, patient, policy, take};
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis_cluster::Cluster;
 use crate::support::redis_server::Server;
@@ -108,16 +108,6 @@ async fn renewed_each_second() -> (Server, Tokens, Heard, RedisLimiter) {
 
 fn hourly() -> Policy {
     policy("test", Quota::per_hour(1_000))
-}
-
-/// Returns a builder for each client library.
-fn builders(builder: impl Fn() -> RedisLimiterBuilder) -> Vec<RedisLimiterBuilder> {
-    vec![
-        #[cfg(feature = "fred")]
-        builder().client(RedisClient::Fred),
-        #[cfg(feature = "redis-rs")]
-        builder().client(RedisClient::RedisRs),
-    ]
 }
 
 #[tokio::test]

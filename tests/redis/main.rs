@@ -57,7 +57,7 @@ use tower_ratelimit::{
     Key, Policy, Quota, RedisLimiter, Rule,
     limiter::{
         Charge, Decision, Limiter,
-        redis::{RedisError, RedisLimiterBuilder},
+        redis::{RedisClient, RedisError, RedisLimiterBuilder},
     },
 };
 
@@ -65,6 +65,16 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 async fn connect(server: &Server) -> RedisLimiter {
     connected(patient(), &server.url()).await
+}
+
+/// Returns a builder for each client library.
+fn builders(builder: impl Fn() -> RedisLimiterBuilder) -> Vec<RedisLimiterBuilder> {
+    vec![
+        #[cfg(feature = "fred")]
+        builder().client(RedisClient::Fred),
+        #[cfg(feature = "redis-rs")]
+        builder().client(RedisClient::RedisRs),
+    ]
 }
 
 /// Returns why `connect` is refused. `connect` does not wait for long until the server says so, so it is tried again.
