@@ -236,13 +236,13 @@ impl RuleStore {
 
     /// Puts rules in force, or refuses them. Returns the version of the rules in force.
     fn put_in_force(&self, wish: &Wish) -> Result<u64, RulesError> {
-        self.try_to_put(wish).or_else(|refused| self.refuse(refused, wish.reading()))
+        self.try_to_put(wish).or_else(|refused| self.refuse(*refused, wish.reading()))
     }
 
     /// Puts rules in force, unless the file was read again since then. No lock is held while limiters and observers
     /// are called, because they are the application's code and may change the rules. If anything changed meanwhile,
     /// the method therefore starts again.
-    fn try_to_put(&self, wish: &Wish) -> Result<u64, RefusedRules> {
+    fn try_to_put(&self, wish: &Wish) -> Result<u64, Box<RefusedRules>> {
         loop {
             let draft = {
                 let mut state = self.state();
@@ -267,7 +267,7 @@ impl RuleStore {
             };
             let next = match draft.make(&self.names) {
                 Ok(next) => next,
-                Err(error) => return Err(RefusedRules { error, text: draft.text }),
+                Err(error) => return Err(RefusedRules { error, text: draft.text }.into()),
             };
             let mut state = self.state();
             if state.changes != draft.changes {
@@ -383,7 +383,7 @@ impl FollowFleet for RuleStore {
         if let Err(refused) = self.try_to_put(&Wish::OfOperators) {
             // The other settings apply to the rules that stay in force.
             let _ = self.put_in_force(&Wish::Present); // observers and the status page get the error
-            let _ = self.refuse(refused, None);
+            let _ = self.refuse(*refused, None);
         }
     }
 
