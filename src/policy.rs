@@ -301,8 +301,8 @@ impl Policy {
         self.0.stored.as_deref().unwrap_or(&self.0.name)
     }
 
-    /// Returns the fingerprint of the stored name. A state belongs to the stored name under any
-    /// quota. Valid in this process only.
+    /// Returns the fingerprint of the stored name. The quota is not part of the fingerprint,
+    /// because a policy keeps its states when its quota changes. Valid in this process only.
     pub(crate) fn name_fingerprint(&self) -> u64 {
         self.0.name_fingerprint
     }

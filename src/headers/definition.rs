@@ -582,7 +582,8 @@ impl Format {
     fn join(&mut self, earlier: &[Self]) {
         let others = || earlier.iter().filter(|format| format.scope != self.scope);
         let has = |format: &Self, header: &Header| format.headers.iter().any(|known| known.name == header.name);
-        // A list of all policies is not contested, because it also has the policies of this format.
+        // A list is not contested if the earlier format lists all policies in it, because that list also has the
+        // policies of this format.
         let is_contested = |header: &&Header| {
             others().any(|format| has(format, header) && (header.content.is_single() || !format.scope.is_all()))
         };

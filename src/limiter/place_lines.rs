@@ -1,9 +1,10 @@
 //! The requests that wait in line for units of concurrency limits.
 //!
-//! The lines belong to the limiter, because units come free in all layers of the limiter, in handlers, and in
-//! places that are held by hand. Layers with different timers share the lines, so the lines have no timer. In
-//! the other lines of this crate, time decides when a waiter may go, see `ask_lines.rs` and `departures.rs`. A
-//! line is for one policy's name and one key. A line exists only while a request waits in it.
+//! The lines belong to the limiter and not to a layer, because the units for which a request waits may be returned
+//! by another layer of the limiter, by a handler, or by the drop of a [`Place`](super::Place). Layers with
+//! different timers share the lines, so the lines have no timer. In the other lines of this crate, time decides
+//! when a waiter may go, see `ask_lines.rs` and `departures.rs`. A line is for one policy's name and one key. A
+//! line exists only while a request waits in it.
 //!
 //! Nothing is taken for a request that waits. When units of a key may have come free, the first request of the key's
 //! line is woken, and asks the limiter again. Until the first request has left the line, the limiter denies every

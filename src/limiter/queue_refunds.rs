@@ -155,7 +155,7 @@ impl<Q: Copy + Eq + Hash, C> Queues<Q, C> {
         self.kept -= before - queue.waiting.len();
     }
 
-    /// Removes a queue that has no refund under way, waiting or kept.
+    /// Removes a queue if it has no refund left: none is under way, none waits, and none is kept for a later try.
     fn remove_if_over(&mut self, queue: Q) {
         if self.queues.get(&queue).is_some_and(|queue| !queue.is_refunding && queue.waiting.is_empty()) {
             self.queues.remove(&queue);

@@ -90,8 +90,8 @@ pub(super) struct KeyLine {
     /// The turn of the next request that joins the line.
     turns: u64,
     waiters: WaitList<SendWindow>,
-    /// The requests that have been released from the line but not polled since: the turn of each
-    /// request, and its number.
+    /// The requests that have been released from the line but not polled since. Maps the turn that
+    /// a request got when it joined the line to the number that it got when it was released.
     granted: BTreeMap<u64, u64>,
     /// Whether requests ask the client's own quotas, one after the other, before they are sent.
     asks: bool,

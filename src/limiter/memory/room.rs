@@ -250,9 +250,9 @@ impl States {
         self.move_key(seen, to)
     }
 
-    /// Moves the pinned key of a slot to its other line, if fewer than [`PINNED_MAX`] are pinned there, and returns
-    /// the slot, locked and empty. If the other line has [`PINNED_MAX`] pinned keys, one of these is moved first, in
-    /// at most `moves` moves in all.
+    /// Moves the pinned key of a slot to the key's other line, if that line has fewer than [`PINNED_MAX`] pinned keys,
+    /// and returns the slot, locked and empty. If the other line has [`PINNED_MAX`] pinned keys, one of these is moved
+    /// first, in at most `moves` moves in all.
     pub(super) fn vacate_pinned<'a>(&self, seen: Seen<'a>, now: Now, moves: u32) -> Option<SlotRef<'a>> {
         if moves == 0 || !self.is_pinned(seen) || self.is_free(seen, now) {
             return None;

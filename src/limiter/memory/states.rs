@@ -50,7 +50,7 @@ pub(super) struct States {
     stripes: Box<[Mutex<()>]>,
     /// The number of new keys in a row that found the table full, up to a bound. Only a hint.
     pub(super) crowding: AtomicU32,
-    /// The second, after the base, in which a key last got a slot. Only a hint.
+    /// The time at which a key last got a slot, in whole seconds after the base. Only a hint.
     pub(super) claimed_s: AtomicU32,
     /// True if the limiter has reported to its observers that no version is left.
     is_reported: AtomicBool,

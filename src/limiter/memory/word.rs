@@ -102,8 +102,8 @@ impl WordLayout {
         }
         let bits = LOWER_BITS + self.shift;
         let upper = now.base() + ((word >> bits) << self.shift);
-        // The word has the instant rounded up to a unit of the shift. If instants lie on a grid, the original instant
-        // is the last grid point up to the rounded one.
+        // The word has the instant in units of 2^`shift` µs, rounded up. If instants lie on a grid, the original
+        // instant is the last grid point up to the rounded one.
         let at = if self.shift == 0 { upper } else { self.grid.round_down(upper) };
         Some(Pair { at, n: word & ((1 << bits) - 1) })
     }

@@ -2,12 +2,12 @@
 //!
 //! The account takes units from its limiter in batches. A batch lasts for a
 //! [tick](BytePace::tick_us) at the quota's pace. The account asks for one batch after the other.
-//! The instant at which it may ask for a batch, the batch's *slot*, is the end of the batch before.
-//! So the burst of a quota does not become a burst of bytes, and the number of calls does not grow
-//! with the number of bodies. If the account asks late, it asks for proportionally more, so that
-//! neither the resolution of a timer nor the round trip to a store slows the pace. The first batch
-//! is half as large as the later batches. So the bytes that were sent are at most half a batch
-//! ahead of the pace or behind it.
+//! It may ask for a batch from a certain instant on, the batch's *slot*. Usually the slot is the
+//! instant at which the previous batch ends. So the burst of a quota does not become a burst of
+//! bytes, and the number of calls does not grow with the number of bodies. If the account asks
+//! late, it asks for proportionally more, so that neither the resolution of a timer nor the round
+//! trip to a store slows the pace. The first batch is half as large as the later batches. So the
+//! bytes that were sent are at most half a batch ahead of the pace or behind it.
 //!
 //! Bodies stand in line for pieces of a batch, in the order in which they came. This line is not
 //! the line of requests. A request waits for exactly its cost, but a body takes any part of a batch

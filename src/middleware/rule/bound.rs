@@ -112,8 +112,8 @@ impl BoundRule {
         self.by != AddressSource::Other
     }
 
-    /// Returns the rule with its policies placed after `first` other policies, which have other
-    /// names.
+    /// Returns the rule with `first` as the index of its first policy among the layer's policies.
+    /// Renames no policy, so the names have to differ from those of the other policies.
     #[cfg(feature = "rules")]
     pub(crate) fn behind(self, first: usize) -> Self {
         Self { first, ..self }

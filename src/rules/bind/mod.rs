@@ -88,8 +88,8 @@ struct Binder<'b, 't> {
 impl Binder<'_, '_> {
     fn record_rename(&mut self, old: &Name, new: &Name) {
         if let Some(first) = self.stored.rename(old, new) {
-            // Refuses a `was` that is not the rule's first name, because a process that starts with this file could
-            // not know the first name.
+            // The field `was` has to name the rule's first name, because the usage is stored under that name. A process
+            // that starts with this file has not seen the earlier files, so it could not find the first name itself.
             let message = format!(
                 "the usage of `{}` is stored under the rule's first name, `{first}`: write `was: {first}`",
                 old.value

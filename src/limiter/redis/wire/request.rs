@@ -169,7 +169,8 @@ impl WireRequest {
         if !matches!(quota.decider(), Decider::Pair(PairDecider::Gcra(_) | PairDecider::WideGcra(_), _)) {
             return number(0) as u64;
         }
-        // Reads the span of the units: microseconds, and a numerator, which is negative in a refund to a queue.
+        // Reads the units as a span of time: whole microseconds, and the numerator of the fraction of a microsecond
+        // that remains. In a refund to a queue, −1 minus the numerator stands in its place, so that it is negative.
         let spec = quota.spec();
         let (mut divisor, mut rest) = (spec.limit, spec.period_us);
         while rest > 0 {
