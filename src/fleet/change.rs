@@ -345,3 +345,41 @@ pub(super) fn kept(text: &str) -> Arc<str> {
     let end = (0..=text.len().min(WORD_MAX)).rev().find(|end| text.is_char_boundary(*end));
     text.get(..end.unwrap_or(0)).unwrap_or_default().into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_is_no_key() {
+        let network = FleetChange::network("clients", "203.0.113.7/24", Access::Deny).unwrap().target;
+        assert_eq!((network.key(), network.subject().as_deref()), (None, Some("203.0.113.0/24")));
+        let key = FleetChange::key("clients", "203.0.113.0/24", Access::Deny).unwrap().target;
+        assert_eq!((key.key(), key.network()), ("203.0.113.0/24".into_key(), None));
+    }
+
+    #[test]
+    fn entry_lasts_at_least_a_second() {
+        let lasting = |lasting| FleetChange::mode("client", Mode::Shadow).lasting(lasting).lasting;
+        let second = Duration::from_secs(1);
+        assert_eq!((lasting(Duration::ZERO), lasting(2 * second)), (Some(second), Some(2 * second)));
+    }
+
+    #[test]
+    fn texts_of_a_change_may_have_the_most_bytes() {
+        let long = |more: usize| "a".repeat(WORD_MAX + more);
+        for is_longer in [0, 1] {
+            let name = FleetChange::mode(long(is_longer), Mode::Shadow);
+            let key = |length: usize| FleetChange::key("client", "a".repeat(length).as_str(), Access::Deny).unwrap();
+            // The bytes of a key are those of the text and some before them.
+            let more_of_a_key = key(WORD_MAX).target.subject.len() - WORD_MAX;
+            let key = key(WORD_MAX - more_of_a_key + is_longer);
+            let value = FleetChange::of_text(FleetKind::Mode, "client", None, Some(&long(is_longer))).unwrap();
+            for change in [name, key, value] {
+                assert_eq!(change.check_size().is_err(), is_longer == 1, "{:?}", change.target);
+            }
+        }
+        assert!(FleetChange::rules("rules", long(1)).check_size().is_ok(), "rules may be longer");
+        assert!(FleetChange::mode("", Mode::Shadow).check_size().is_err());
+    }
+}

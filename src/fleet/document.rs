@@ -466,8 +466,24 @@ mod tests {
         assert_eq!((document.entries.len(), document.actions.len()), (10_000, ACTIONS_MAX));
         let error = FleetDocument::default().changed(&many(ENTRIES_MAX + 1), author(1)).unwrap_err();
         assert_eq!(error.kind(), FleetErrorKind::Full);
-        let long = FleetChange::rules("rules", "a".repeat(TEXT_MAX));
-        assert_eq!(document.changed(&[long], author(2)).unwrap_err().kind(), FleetErrorKind::Full);
+    }
+
+    #[test]
+    fn document_may_have_the_most_entries_and_bytes() {
+        let plans =
+            |count: usize| -> Vec<FleetChange> { (0..count).map(|n| FleetChange::plan("c", n, 1).unwrap()).collect() };
+        let (_, text) = FleetDocument::default().changed(&plans(ENTRIES_MAX), author(1)).unwrap();
+        assert!(text.len() < TEXT_MAX, "the entries are short, so that their number is the bound");
+        let error = FleetDocument::default().changed(&plans(ENTRIES_MAX + 1), author(1)).unwrap_err();
+        assert_eq!(error.kind(), FleetErrorKind::Full);
+        let rules = |bytes: usize| {
+            let change = FleetChange::rules("rules", "a".repeat(bytes));
+            FleetDocument::default().changed(&[change], author(1))
+        };
+        let others = rules(10_000).unwrap().1.len() - 10_000;
+        let (document, text) = rules(TEXT_MAX - others).unwrap();
+        assert_eq!((text.len(), FleetDocument::parse(&text)), (TEXT_MAX, Some(document)));
+        assert_eq!(rules(TEXT_MAX - others + 1).unwrap_err().kind(), FleetErrorKind::Full);
     }
 
     #[test]

@@ -7,10 +7,12 @@ use super::*;
 use crate::base::sync::{Mutex, lock};
 use crate::clock::{Clock, ManualClock};
 use crate::error::BoxError;
+use crate::event::FleetEvent;
 use crate::key::Key;
 use crate::limiter::{BoxFuture, SharedText, TextRead, VersionedText};
 use crate::middleware::charge::access::Access;
 use crate::mode::Mode;
+use crate::outcome::Observer;
 use crate::quota::Quota;
 
 /// The outcome of calls.
@@ -358,6 +360,35 @@ async fn change_that_means_nothing_here_is_refused() {
         assert!(FleetChange::of_text(kind, "client", subject, None).is_err());
     }
     assert_eq!(lock(&text.0).swaps, 0);
+}
+
+#[derive(Clone, Default)]
+struct Revisions(Arc<Mutex<Vec<FleetEvent>>>);
+
+impl Observer for Revisions {
+    fn on_outcome(&self, _: &crate::outcome::Observed<'_>) {}
+
+    fn on_fleet_event(&self, event: &FleetEvent) {
+        lock(&self.0).push(event.clone());
+    }
+
+    fn identity(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn observers_get_each_event_once() {
+    let (_, _, [here, _]) = processes().await;
+    let both = [Revisions::default(), Revisions::default()];
+    for observer in [&both[0], &both[0], &both[1]] {
+        here.observe(observer.clone());
+    }
+    here.mode("client", Mode::Enforce);
+    here.change("alice", "", shadow()).await.unwrap();
+    // The revision in force when the observer came, and the one that the change made.
+    let seen = both.map(|observer| lock(&observer.0).len());
+    assert_eq!(seen, [2, 2]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -162,3 +162,25 @@ impl fmt::Debug for Calendar {
         write!(f, "Calendar({self})")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_of_another_calendar_is_an_error() {
+        for calendar in [Calendar::day(), Calendar::month(), Calendar::quarter(), Calendar::year()] {
+            let error = calendar.from_weekday(Weekday::Sunday).unwrap_err();
+            assert_eq!(error.kind(), ConfigErrorKind::NotAnOption, "{calendar}");
+        }
+        for calendar in [Calendar::day(), Calendar::week(), Calendar::quarter(), Calendar::year()] {
+            assert_eq!(calendar.from_day(2).unwrap_err().kind(), ConfigErrorKind::NotAnOption, "{calendar}");
+        }
+        for (day, is_one) in [(0, false), (1, true), (31, true), (32, false)] {
+            assert_eq!(Calendar::month().from_day(day).is_ok(), is_one, "{day}");
+        }
+        for day in Weekday::ALL {
+            assert!(Calendar::week().from_weekday(*day).is_ok(), "{day}");
+        }
+    }
+}

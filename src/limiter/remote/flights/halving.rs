@@ -162,6 +162,21 @@ mod tests {
     }
 
     #[test]
+    fn pair_of_phases_with_few_calls_says_nothing() {
+        for (whole, halved, finds) in [(3, 3, true), (3, 2, false), (2, 3, false)] {
+            let mut halving = Halving::default();
+            for (calls, is_halved) in [(whole, false), (halved, true)] {
+                for _ in 0..calls {
+                    let in_flight = if is_halved { 10 } else { 20 };
+                    halving.record(HalvingPhase { pair: 1, is_halved, is_settled: true }, 1_000, in_flight);
+                }
+            }
+            let next = HalvingPhase { pair: 2, is_halved: false, is_settled: true };
+            assert_eq!(halving.record(next, 1_000, 20).is_some(), finds, "{whole} and {halved} calls");
+        }
+    }
+
+    #[test]
     fn limiters_halve_at_the_same_times() {
         let now = Instant::now();
         let told = Timestamp::from_micros(1_700_000_000_000_000);

@@ -448,6 +448,19 @@ mod tests {
         assert!(window.units() < grown, "{} of {grown}", window.units());
     }
 
+    #[test]
+    fn first_lone_call_is_the_time_alone() {
+        let now = Instant::now();
+        let phase = StoreClock::new(Timestamp::from_micros(0), now, now).phase(now, DEADLINE);
+        for took in [MS, 40 * MS] {
+            for phase in [None, Some(phase)] {
+                let mut window = LoadWindow::new();
+                window.record(took, Sent { units: 1, in_flight: 1, flights: 1, phase }, DEADLINE);
+                assert_eq!(window.alone(), Some(took), "{phase:?}");
+            }
+        }
+    }
+
     /// Its round trip alone takes more than seven tenths of the deadline.
     #[test]
     fn far_store_has_a_window_as_well() {

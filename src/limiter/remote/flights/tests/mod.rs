@@ -464,6 +464,40 @@ async fn failure_reaches_all_of_its_call_and_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn small_batch_takes_a_correction_that_came_first() {
+    let (_held, queue) = queue(1_000, 0);
+    let mut tasks = Vec::new();
+    for ask in 0..4 {
+        tasks.push(start(&queue, ask).await);
+    }
+    for correction in [100, 101] {
+        queue.send(0, correction, drop).unwrap();
+    }
+    for ask in 4..20 {
+        tasks.push(start(&queue, ask).await);
+    }
+    for carried in [[100, 4], [101, 5]] {
+        let mut batch = Batch::new(Instant::now(), Duration::ZERO, false);
+        queue.0.lock(0).queue.take_batch(2, &mut batch);
+        assert_eq!(batch.callers.iter().map(|caller| caller.request).collect::<Vec<_>>(), carried);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_has_the_call_time_of_the_slowest_lane() {
+    for times in [[10, 20], [20, 10]] {
+        let (held, _) = queue(10, 0);
+        let flights = Flights::new(held, 2, 10, DEADLINE, Handle::current());
+        assert_eq!(flights.load().call_time, None);
+        for (lane, took) in times.into_iter().enumerate() {
+            let sent = Sent { units: 1, in_flight: 1, flights: 1, phase: None };
+            flights.0.lock(lane as u16).window.record(Duration::from_millis(took), sent, DEADLINE);
+        }
+        assert_eq!(flights.load().call_time, Some(Duration::from_millis(20)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn sent_request_goes_without_a_waiting_caller() {
     let (held, queue) = queue(10, 10);
     let (tell, told) = oneshot::channel();
