@@ -6,6 +6,7 @@ mod contract;
 mod faults;
 #[cfg(feature = "tokio")]
 mod fleet;
+mod linearizable;
 mod places;
 mod processes;
 mod setup;
@@ -13,6 +14,8 @@ mod setup;
 mod stepped_clock;
 mod table;
 
+#[path = "../support/histories.rs"]
+mod histories;
 #[path = "../support/mod.rs"]
 mod support;
 

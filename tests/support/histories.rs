@@ -277,7 +277,11 @@ fn lasting() -> Vec<Quota> {
 
 /// Plays this many histories of callers for each two quotas, each caller with a limiter of its own over one store, as
 /// processes have. Checks each.
-pub(crate) async fn check_limiters<L: Limiter + Clone + 'static>(limiters: [L; CALLERS], histories: u64) {
+pub(crate) async fn check_limiters<L: Limiter + Clone + 'static>(
+    limiters: [L; CALLERS],
+    refused: Refused,
+    histories: u64,
+) {
     let (mut seed, gate) = (0, Arc::new(Barrier::new(CALLERS)));
     for first in lasting() {
         for second in lasting() {
@@ -292,7 +296,7 @@ pub(crate) async fn check_limiters<L: Limiter + Clone + 'static>(limiters: [L; C
                     for history in 0..histories {
                         let keys = [0, 1].map(|key| Key::of((seed * histories + history) * 2 + key).expect("a number"));
                         let (policies, keys, has_resets) = (&policies, &keys, history % 4 == 3);
-                        let script = Script { policies, keys, refused: Refused::AtOnce, has_resets };
+                        let script = Script { policies, keys, refused, has_resets };
                         let who = format!("caller {caller} of history {history}");
                         within(&who, "the others to begin", gate.wait()).await;
                         let (calls, held) = within(&who, "answers", script.record(&limiter, &mut random)).await;
