@@ -18,6 +18,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("src/limiter/remote/flights/", "tokio's time is paused"),
     ("src/limiter/store/postgres/tests/", "a real server opens connections by and by"),
     ("src/limiter/store/tests/", "tokio's time is paused, or a store in memory answers after a millisecond"),
+    ("tests/fuzz/src/serve.rs", "a server over TCP starts by and by"),
     ("tests/memory/conformance.rs", "a limiter with a race needs time between its two steps"),
     ("tests/memory/random_clocks.rs", "threads run while another one holds a reading of the clock"),
     ("tests/memory/ready.rs", "timers are the test's own, or tokio's time is paused"),

@@ -4,24 +4,16 @@
 
 mod support;
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use tokio::runtime::Runtime;
 use tower_ratelimit::clock::ManualClock;
-use tower_ratelimit::limiter::store::{
-    Change, Loaded, Store, StoreError, StoreLimiter, StoreLimiterBuilder, Swapped, Then, Value, Version,
-};
+use tower_ratelimit::limiter::store::{StoreLimiter, StoreLimiterBuilder, Value, Version};
 use tower_ratelimit::limiter::{Charge, Limiter, Refund, StoreErrorKind};
 use tower_ratelimit::{Key, Policy};
 
-use support::quotas;
-
-static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
-    tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime without I/O is possible")
-});
+use support::{InMemory, RUNTIME, quotas};
 
 static POLICIES: LazyLock<Vec<Policy>> =
     LazyLock::new(|| quotas().into_iter().map(|quota| Policy::new("p", quota).expect("a name")).collect());
@@ -36,55 +28,10 @@ static WRITTEN: LazyLock<Vec<Arc<[u8]>>> = LazyLock::new(|| {
                 limiter.take(&[Charge::new(policy, &Key::global())]).await.expect("the store answers");
             }
         });
-        let values = store.0.values.lock().expect("no thread panics");
-        Arc::clone(&values.values().next().expect("a value is written").bytes)
+        store.any().expect("a value is written").bytes
     };
     POLICIES.iter().map(written).collect()
 });
-
-/// A store that has this value for every key, until another is written.
-#[derive(Clone, Default)]
-struct InMemory(Arc<Inner>);
-
-#[derive(Default)]
-struct Inner {
-    first: Option<Value>,
-    values: Mutex<HashMap<Arc<str>, Value>>,
-    removed: Mutex<Vec<Arc<str>>>,
-}
-
-impl InMemory {
-    fn current(&self, key: &Arc<str>) -> Option<Value> {
-        let removed = self.0.removed.lock().expect("no thread panics").contains(key);
-        let first = self.0.first.clone().filter(|_| !removed);
-        self.0.values.lock().expect("no thread panics").get(key).cloned().or(first)
-    }
-}
-
-impl Store for InMemory {
-    async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
-        Ok(Loaded::new(keys.iter().map(|key| self.current(key)).collect()))
-    }
-
-    async fn swap(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
-        let current: Vec<_> = changes.iter().map(|change| self.current(&change.key)).collect();
-        if changes.iter().zip(&current).any(|(change, value)| !change.expects(value.as_ref())) {
-            return Ok(Swapped::conflict(current));
-        }
-        for change in changes {
-            let mut values = self.0.values.lock().expect("no thread panics");
-            match &change.then {
-                Then::Keep => {}
-                Then::Put(value, _) => drop(values.insert(Arc::clone(&change.key), value.clone())),
-                Then::Delete => {
-                    values.remove(&change.key);
-                    self.0.removed.lock().expect("no thread panics").push(Arc::clone(&change.key));
-                }
-            }
-        }
-        Ok(Swapped::done())
-    }
-}
 
 fn limiter(store: &InMemory) -> StoreLimiter<InMemory> {
     let builder = StoreLimiterBuilder::new().deadline(Duration::from_secs(5)).clock(ManualClock::new());
@@ -123,7 +70,6 @@ fuzz_target!(|bytes: &[u8]| {
             value[at] ^= change[1];
         }
     }
-    let first = Some(Value::new(Version::from_bytes([1; 16]), value));
-    let store = InMemory(Arc::new(Inner { first, ..Inner::default() }));
+    let store = InMemory::with(Value::new(Version::from_bytes([1; 16]), value));
     RUNTIME.block_on(charge(&store, &POLICIES[at]));
 });

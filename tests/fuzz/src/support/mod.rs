@@ -1,9 +1,17 @@
 //! Code that several targets share.
+#![allow(dead_code, reason = "each target uses its part")]
 
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use tower_ratelimit::Quota;
-use tower_ratelimit::ConfigError;
+use tokio::runtime::Runtime;
+use tower_ratelimit::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then, Value};
+use tower_ratelimit::{ConfigError, Quota};
+
+pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime without I/O is possible")
+});
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -24,4 +32,58 @@ pub(crate) fn quotas() -> Vec<Quota> {
         ])
     };
     quotas().expect("the quotas are possible")
+}
+
+/// A store that has this value for every key, until another is written.
+#[derive(Clone, Default)]
+pub(crate) struct InMemory(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    first: Option<Value>,
+    values: Mutex<HashMap<Arc<str>, Value>>,
+    removed: Mutex<Vec<Arc<str>>>,
+}
+
+impl InMemory {
+    /// Makes a store that has this value for every key.
+    pub(crate) fn with(first: Value) -> Self {
+        Self(Arc::new(Inner { first: Some(first), ..Inner::default() }))
+    }
+
+    /// Returns one of the values that were written.
+    pub(crate) fn any(&self) -> Option<Value> {
+        self.0.values.lock().expect("no thread panics").values().next().cloned()
+    }
+
+    fn current(&self, key: &Arc<str>) -> Option<Value> {
+        let removed = self.0.removed.lock().expect("no thread panics").contains(key);
+        let first = self.0.first.clone().filter(|_| !removed);
+        self.0.values.lock().expect("no thread panics").get(key).cloned().or(first)
+    }
+}
+
+impl Store for InMemory {
+    async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+        Ok(Loaded::new(keys.iter().map(|key| self.current(key)).collect()))
+    }
+
+    async fn swap(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
+        let current: Vec<_> = changes.iter().map(|change| self.current(&change.key)).collect();
+        if changes.iter().zip(&current).any(|(change, value)| !change.expects(value.as_ref())) {
+            return Ok(Swapped::conflict(current));
+        }
+        for change in changes {
+            let mut values = self.0.values.lock().expect("no thread panics");
+            match &change.then {
+                Then::Keep => {}
+                Then::Put(value, _) => drop(values.insert(Arc::clone(&change.key), value.clone())),
+                Then::Delete => {
+                    values.remove(&change.key);
+                    self.0.removed.lock().expect("no thread panics").push(Arc::clone(&change.key));
+                }
+            }
+        }
+        Ok(Swapped::done())
+    }
 }
