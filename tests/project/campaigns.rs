@@ -80,6 +80,20 @@ fn campaigns_run_tests_that_are_there() {
     assert_eq!(named("--test b c\"")[0], Named { target: "b", part: Some("c") });
 }
 
+/// A filter that names no test is no error of cargo's.
+#[test]
+fn tests_under_miri_are_there() {
+    let script = include_str!("../sanitize/run");
+    let names: Vec<&str> = script.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    let names: Vec<&str> = names.into_iter().filter(|name| name.contains("::") && !name.contains(' ')).collect();
+    assert!(names.len() > 9, "{names:?}");
+    for name in names {
+        let target = if name.starts_with("places::") { "memory" } else { "lib" };
+        let part = name.replace("tests::", "");
+        assert!(paths(target).iter().any(|path| path.starts_with(&part)), "no test has the name {name}");
+    }
+}
+
 /// A line that begins so names the tests that find the defect of a patch. Without it the simulation does.
 const BY: &str = "Found by: ";
 

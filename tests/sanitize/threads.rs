@@ -11,4 +11,6 @@ mod random_clocks;
 #[path = "../memory/stress.rs"]
 mod stress;
 
+#[path = "../support/histories.rs"]
+mod histories;
 mod support;
