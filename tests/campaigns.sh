@@ -34,8 +34,9 @@ campaign algorithms 1 "RATELIMIT_CAMPAIGN=25 $tests --lib algorithm::"
 campaign edges 1 "RATELIMIT_CAMPAIGN=1 $tests --lib edges_are_those -- --nocapture"
 # A million histories of threads that use the same keys at once: an order of their calls explains all answers.
 campaign linearizable 1 "RATELIMIT_CAMPAIGN=100 $tests --test memory linearizable"
-# The same for three limiters on one Redis.
+# The same for three limiters on one Redis, and in one PostgreSQL.
 campaign linearizable-redis 1 "RATELIMIT_CAMPAIGN=25 $tests --test redis linearizable"
+campaign linearizable-postgres 1 "RATELIMIT_CAMPAIGN=25 $tests,postgres --test postgres linearizable"
 # A million requests in flight that end in every way, over TCP, counted in memory, and as many counted in Redis. No place may
 # leak.
 campaign in-flight-memory 1 "RATELIMIT_CAMPAIGN=1 IN_FLIGHT_REQUESTS=1000000 $tests --test middleware in_flight_campaign -- --nocapture"
@@ -85,8 +86,9 @@ campaign transaction-postgres 1 "RATELIMIT_CAMPAIGN=1 POSTGRES_TRANSACTION_SECON
 # A million mutated files of rules.
 campaign mutations 1 "RATELIMIT_CAMPAIGN=10 $tests --lib rules::tests::mutations"
 # Inputs that a fuzzer makes, ten minutes in each slice, two hours for each: rules, Envoy's files and descriptors, quotas,
-# headers, logs, snapshots, stored values, and replies of Redis. The inputs found so far stay for the next slice.
-for target in rules envoy quota headers clients logs snapshot stored replies; do
+# calendars, headers, logs, snapshots, stored values, operators' settings, replies of Redis, and requests to the server. The
+# inputs found so far stay for the next slice.
+for target in rules envoy quota calendars headers clients logs snapshot stored fleet replies serve; do
     campaign "fuzz-$target" 12 "bash tests/fuzz/run 600 $target"
 done
 # ThreadSanitizer and Miri: half an hour, and a nightly compiler.
@@ -120,18 +122,36 @@ campaign frameworks 1 "cargo clippy $frameworks --all-targets -- -D warnings && 
 campaign peers 1 "cargo clippy --locked --manifest-path benches/peers/Cargo.toml -- -D warnings &&
     cargo run --locked --profile smoke --manifest-path benches/peers/Cargo.toml -- --smoke"
 
+# Prints what slices did in sum, by their logs: the seeds and checks of simulations, the inputs of fuzzers, the traffic of soaks.
+sum() {
+    awk '
+        match($0, /[a-z_]+: [0-9]+ seeds, [0-9]+ checks$/) {
+            split(substr($0, RSTART), word)
+            seeds[word[1]] += word[2]; checks += word[4]
+        }
+        /^stat::number_of_executed_units:/ { inputs += $2 }
+        match($0, /[0-9]+ s of traffic/) { traffic += substr($0, RSTART) }
+        END {
+            for (kind in seeds) least = least == "" || seeds[kind] < least ? seeds[kind] : least
+            if (checks) printf " %.0f seeds of each kind, %.0f checks", least, checks
+            if (inputs) printf " %.0f inputs", inputs
+            if (traffic) printf " %.1f h of traffic", traffic / 3600
+        }' "$@" </dev/null
+}
+
 # Prints the slices of each campaign that passed, with their commits, seconds and sums.
 list() {
-    local at mark passed=0 all=0 has seconds commit took commits
+    local at mark passed=0 all=0 has seconds commit took commits logs
     for at in "${!names[@]}"; do
-        has=0 seconds=0 commits=
+        has=0 seconds=0 commits= logs=()
         for mark in "$done/${names[$at]}".*.passed; do
             [ -f "$mark" ] || continue
             read -r commit took <"$mark"
-            has=$((has + 1)) seconds=$((seconds + took))
+            has=$((has + 1)) seconds=$((seconds + took)) logs+=("${mark%.passed}.log")
             [[ " $commits " == *" $commit "* ]] || commits+=" $commit"
         done
-        printf '%-22s %3s of %3s slices %7s s %s\n' "${names[$at]}" "$has" "${slices[$at]}" "$seconds" "$commits"
+        printf '%-22s %3s of %3s slices %7s s %s%s\n' "${names[$at]}" "$has" "${slices[$at]}" "$seconds" "$commits" \
+            "$(sum "${logs[@]}")"
         passed=$((passed + has)) all=$((all + slices[at]))
     done
     printf '%-22s %3s of %3s slices\n' "all of them" "$passed" "$all"
