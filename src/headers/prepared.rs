@@ -20,7 +20,8 @@ use crate::policy::Policy;
 use super::content::{Content, Header, Single};
 use super::definition::{Format, Headers, PartitionKey, When};
 use super::ietf::{
-    Advertised, Precise, item_parts, item_start, precisely, push_dictionary, push_partition, push_policy, push_precise,
+    Advertised, Precise, item_start, item_text, precisely, push_dictionary, push_item, push_partition, push_policy,
+    push_precise,
 };
 use super::retry_after;
 use super::text::{Text, integer};
@@ -197,19 +198,17 @@ impl PreparedHeaders {
     /// Renders draft 11's list of remaining units.
     #[inline]
     fn limits(&self, header: &PreparedHeader, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderValue> {
+        if let ([view], None) = (views, &self.partition) {
+            if let (remaining, window, None) = self.limit_of(view, seed) {
+                let text = item_text(header.item(view)?.as_bytes(), remaining, window);
+                return HeaderValue::from_maybe_shared(Bytes::from(text)).ok();
+            }
+        }
         let mut text = Text::new();
         for view in views {
-            let start = header.item(view)?.as_bytes();
             let (remaining, window, precise) = self.limit_of(view, seed);
-            let mut digits = [itoa::Buffer::new(); 2];
-            let parts = item_parts(start, remaining, window, &mut digits);
-            if views.len() == 1 && self.partition.is_none() && precise.is_none() {
-                // Writes the text once, because copying a text that was just written stalls on store forwarding
-                // (bench "layer, allowed, header fields").
-                return HeaderValue::from_maybe_shared(Bytes::from(parts.concat())).ok();
-            }
             text.push_separator();
-            parts.into_iter().for_each(|part| text.push(part));
+            push_item(&mut text, header.item(view)?.as_bytes(), remaining, window);
             if let Some(precise) = precise {
                 push_precise(&mut text, precise);
             }
@@ -221,6 +220,7 @@ impl PreparedHeaders {
     }
 
     /// Returns draft 11's `r` and `t`, and the more exact numbers.
+    #[inline]
     fn limit_of(&self, view: &PolicyView<'_>, seed: u64) -> (u64, Option<u64>, Option<Precise>) {
         let (remaining, window_us) = (view.decision.remaining(), view.decision.window_us);
         if view.refuses {

@@ -1,5 +1,7 @@
 //! Writes headers into a response, which may already have headers about quotas.
 
+use std::slice;
+
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
 
@@ -150,10 +152,11 @@ impl PreparedHeaders {
     /// Renders the headers of a response and adds them at once. The request passed, and only one policy applied to
     /// the request.
     fn add_view(&self, view: PolicyView<'_>, headers: &mut HeaderMap, status: StatusCode) {
+        let views = slice::from_ref(&view);
         let picks = self.picks(status);
         let mut sent: SmallVec<[&PreparedHeader; 4]> = SmallVec::new();
         for format in &self.formats {
-            if !format.reports(view.index) || !format.when.applies(&[view], false) {
+            if !format.reports(view.index) || !format.when.applies(views, false) {
                 continue;
             }
             for header in self.headers.get(format.headers.clone()).unwrap_or_default() {
@@ -162,7 +165,7 @@ impl PreparedHeaders {
                 }
             }
         }
-        self.write(&sent, headers, |header| self.value(header, &[view], 0));
+        self.write(&sent, headers, |header| self.value(header, views, 0));
     }
 
     /// Returns whether some of the due headers may have to be omitted, so that each header is checked. All headers

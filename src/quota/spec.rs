@@ -277,7 +277,7 @@ impl Spec {
     }
 
     /// Returns the time in microseconds in which the whole capacity refills, rounded up.
-    pub(super) fn refill_us(&self) -> u64 {
+    pub(crate) fn refill_us(&self) -> u64 {
         let refill = match self.algorithm {
             Algorithm::Block => return self.lasting.longest_us.max(self.lasting.by_hand_us).max(self.period_us),
             algorithm if !algorithm.is_bucket() => return self.period_us,
