@@ -25,7 +25,7 @@ const CALLS_MIN: u64 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HalvingPhase {
     /// The number of a pair of phases: a phase with whole windows, and the next phase with halved windows.
-    pair: u64,
+    pub(super) pair: u64,
     /// Whether windows are halved.
     pub(super) is_halved: bool,
     /// True if the calls of the previous phase have most likely been answered.
@@ -88,11 +88,13 @@ pub(super) struct Halving {
     halved: CallSums,
 }
 
-/// The finding from a pair of phases, in nanoseconds.
+/// The finding from a pair of phases. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     /// The time of a call with whole windows.
     pub(super) whole: u64,
+    /// The number of requests in flight with whole windows, in 1,024ths of a request.
+    pub(super) in_flight: u64,
     /// The time that a call would take if no limiter sent anything else.
     pub(super) alone: u64,
 }
@@ -125,7 +127,7 @@ impl Halving {
         }
         let own = u128::from(took.saturating_sub(took_halved)) * u128::from(half) / u128::from(full - half);
         let alone = took_halved.min(took).saturating_sub(u64::try_from(own).unwrap_or(u64::MAX));
-        Some(Finding { whole: took, alone: alone.max(1) })
+        Some(Finding { whole: took, in_flight: full, alone: alone.max(1) })
     }
 }
 
@@ -136,7 +138,7 @@ mod tests {
     const DEADLINE: Duration = Duration::from_millis(50);
 
     /// Plays two pairs of phases. A call takes `base` and `each` for each request in flight.
-    fn finding(base: u64, each: u64, window: u64) -> Option<Finding> {
+    fn finding(base: u64, each: u64, window: u64) -> Option<(u64, u64)> {
         let (mut halving, began) = (Halving::default(), Instant::now());
         let clock = StoreClock::new(Timestamp::from_micros(1_700_000_000_000_000), began, began);
         let calls = (0..300).map(|number| clock.phase(began + number * Duration::from_millis(10), DEADLINE));
@@ -144,21 +146,21 @@ mod tests {
             let in_flight = if phase.is_halved { window / 2 } else { window };
             halving.record(phase, base + each * in_flight, in_flight)
         });
-        findings.nth(1)
+        findings.nth(1).map(|finding| (finding.whole, finding.alone))
     }
 
     #[test]
     fn time_that_others_cause_is_told_from_our_own() {
         for (base, each, alone) in [(40_000, 0, 40_000), (0, 400, 1), (20_000, 200, 20_000)] {
             let whole = base + each * 100;
-            assert_eq!(finding(base, each, 100), Some(Finding { whole, alone }), "{base} and {each}");
+            assert_eq!(finding(base, each, 100), Some((whole, alone)), "{base} and {each}");
         }
     }
 
     #[test]
     fn window_that_is_not_used_says_nothing() {
         assert_eq!(finding(40_000, 0, 0), None);
-        assert_eq!(finding(40_000, 0, 1), Some(Finding { whole: 40_000, alone: 40_000 }));
+        assert_eq!(finding(40_000, 0, 1), Some((40_000, 40_000)));
     }
 
     #[test]

@@ -16,9 +16,10 @@
 //!
 //! DESIGN.md says which other laws were tried.
 
+use std::ops::Range;
 use std::time::Duration;
 
-use super::halving::{Halving, HalvingPhase};
+use super::halving::{Finding, Halving, HalvingPhase};
 
 /// The number of requests that may be in flight before any call has been measured.
 const WINDOW: u64 = 512;
@@ -45,6 +46,12 @@ const CALL_SHORT: u64 = 2_000_000;
 /// work on.
 const FLIGHTS_MIN: u64 = 8;
 
+/// If no call was answered within the deadline for the least of these numbers of pairs of phases, few calls are sent,
+/// whatever makes calls long. After the largest number, many calls are tried again. With few calls in flight, each is
+/// sent right after an answer, and may wait for two whole turns of the store. With many calls in flight, some are sent
+/// shortly before a turn, and are answered in time.
+const PAIRS_IN_VAIN: Range<u64> = 3..32;
+
 /// The times of a lane's calls in nanoseconds, and the bounds that follow from them.
 pub(super) struct LoadWindow {
     /// The smoothed time of a call, or 0 before the first call.
@@ -58,9 +65,12 @@ pub(super) struct LoadWindow {
     halving: Halving,
     /// Whether windows are halved now.
     is_halved: bool,
-    /// The time of a call with whole windows, when other clients were found to cause most of it. `None` if they were
-    /// not.
-    long_by_others: Option<u64>,
+    /// The finding that other clients cause most of a call's time. `None` if the last finding says otherwise.
+    long_by_others: Option<Finding>,
+    /// The last pair of phases in which a call was answered within the deadline, or in which many calls were tried.
+    timely: u64,
+    /// The smoothed number of requests in flight when a call is sent, in parts.
+    in_flight: u64,
     /// The maximum number of requests in flight, in parts.
     window: u64,
     /// The window at the instant when calls last became too long, in parts. The window grows quickly up to
@@ -102,6 +112,8 @@ impl LoadWindow {
             halving: Halving::default(),
             is_halved: false,
             long_by_others: None,
+            timely: 0,
+            in_flight: 0,
             window,
             proven: 0,
             course: Course::Grew,
@@ -123,7 +135,9 @@ impl LoadWindow {
     /// call.
     ///
     /// If a lone call takes about the same time as other calls, limiters are not the cause of long calls, and a late
-    /// answer costs other clients nothing. In this case the result is the time of a quick call.
+    /// answer costs other clients nothing. In this case the result is the time of a quick call, and at most half of the
+    /// deadline: a request that is sent at any time may be answered in time, although a request that is sent
+    /// right after an answer waits for two whole turns of the store.
     ///
     /// Otherwise the result is less than the deadline, so a new request may always be sent if the window has
     /// room. With a larger result, an estimate that is too long would stay too long: refused callers would retry at
@@ -132,7 +146,7 @@ impl LoadWindow {
         match self.call {
             0 => Duration::ZERO,
             call if self.long_by_others.is_some() || call <= self.beyond_alone(nanos(deadline)) => {
-                Duration::from_nanos(call.saturating_sub(2 * self.spread))
+                Duration::from_nanos(call.saturating_sub(2 * self.spread)).min(deadline / 2)
             }
             call => (Duration::from_nanos(call + self.spread) + deadline / 20).min(deadline / 8 * 7),
         }
@@ -183,10 +197,17 @@ impl LoadWindow {
         let was_halved = sent.phase.is_some_and(|phase| phase.is_halved) && self.is_long(deadline);
         let limit = deadline;
         let deadline = nanos(deadline).max(1);
-        let took = nanos(took).clamp(1, 2 * deadline);
+        let whole_time = nanos(took).clamp(1, 16 * deadline);
+        let took = whole_time.min(2 * deadline);
         // Calls are quicker while windows are halved. The next calls may have whole windows again, so a quick call
         // with a halved window says nothing about their durations.
-        let is_eased = was_halved && (self.call / 4..=self.goal(deadline).max(self.call)).contains(&took);
+        let is_eased = was_halved && self.call / 4 <= took && {
+            self.long_by_others.is_some() || took <= self.target(deadline).max(self.call)
+        };
+        self.in_flight = match self.in_flight {
+            0 => sent.in_flight * PART,
+            smoothed => moved(smoothed, sent.in_flight * PART, 8),
+        };
         if self.call == 0 {
             (self.call, self.spread) = (took, took / 4);
         } else if !is_eased {
@@ -201,7 +222,7 @@ impl LoadWindow {
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
         let is_long = self.is_long(limit);
-        self.record_alone(took, sent, is_long, deadline);
+        self.record_alone(whole_time, sent, is_long, deadline);
         if is_eased {
             return;
         }
@@ -209,13 +230,13 @@ impl LoadWindow {
         // If other clients make calls long, the window may be so large that it is not full even when it is halved.
         let room = if is_free { 4 } else { 2 };
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.units();
-        let target = self.goal(deadline);
-        let took = if is_free { self.call } else { took };
+        let target = self.target(deadline);
         // Each request moves the window by three tenths of the relative distance between the call's duration and the
         // target, but at most a quarter down or a half up. With larger steps the window would swing, because the
         // effect of a step shows only a call later.
         let gain = (target as i128 - i128::from(took)) * i128::from(PART) * 3 / (10 * i128::from(took));
         let gain = gain.clamp(-(PART as i128) / 4, PART as i128 / 2) as i64; // far below the limits of `i64`
+        let gain = if is_free { PART as i64 / 2 } else { gain };
         if gain < 0 {
             // A single long call says little, because calls may wait for a turn of the store.
             if self.call < target.min(self.beyond_alone(deadline)) {
@@ -231,11 +252,7 @@ impl LoadWindow {
         } else {
             self.course = Course::Grew;
         }
-        let gain = match gain {
-            0.. if is_free => PART as i64 / 2,
-            0.. if self.window < self.proven / 2 => PART as i64,
-            gain => gain,
-        };
+        let gain = if gain >= 0 && self.window < self.proven / 2 { PART as i64 } else { gain };
         let step = PART * PART / 2 * sent.units / self.window.max(PART);
         let window = self.window.saturating_add_signed(gain.saturating_mul(sent.units as i64)).saturating_add(step);
         self.window = window.clamp(WINDOW_MIN * PART, WINDOW_MAX * PART);
@@ -243,11 +260,7 @@ impl LoadWindow {
 
     /// Updates the time of a lone call with the time of this call.
     fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, deadline: u64) {
-        // After a finding that other clients make calls long, the window grows. If the finding is right, a larger
-        // window does not make calls longer. If calls then take more than 1.5 times as long as at the finding, the
-        // limiters count as the cause after all. Without this rule, only the next finding, about a second later, would
-        // say so.
-        self.long_by_others = self.long_by_others.filter(|whole| self.call <= whole + whole / 2);
+        self.long_by_others = self.long_by_others.filter(|found| !self.refutes(found));
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
                 self.alone = moved(self.alone, finding.alone, 3).max(1);
@@ -256,9 +269,14 @@ impl LoadWindow {
                 // sent at any time. Therefore a phase sometimes measures only half of the delay that other processes
                 // cause.
                 let part = if self.long_by_others.is_some() { 3 } else { 2 };
-                let has_a_chance = self.alone < deadline + 2 * self.spread;
-                let is_made_by_others = has_a_chance && self.alone >= finding.whole / part;
-                self.long_by_others = is_made_by_others.then_some(finding.whole);
+                self.long_by_others = (self.alone >= finding.whole / part).then_some(finding);
+            }
+            // A clock that is set back counts as a long time.
+            let pairs = phase.pair.wrapping_sub(self.timely);
+            if took < deadline || (self.long_by_others.is_some() && pairs >= PAIRS_IN_VAIN.end) {
+                self.timely = phase.pair;
+            } else if pairs >= PAIRS_IN_VAIN.start {
+                self.long_by_others = None;
             }
         }
         let is_measured = sent.phase.is_some() && is_long && self.alone > 0;
@@ -287,23 +305,21 @@ impl LoadWindow {
         self.window = self.window.max(window.min(WINDOW * PART));
     }
 
-    /// Returns how long a call may take before the window shrinks.
-    ///
-    /// While other clients are the cause of long calls, the result is more than the deadline, because some calls are
-    /// then late whatever this process does. If most calls take even longer than the result, limiters may be the cause
-    /// after all. The window then shrinks, which shows whether they are.
-    fn goal(&self, deadline: u64) -> u64 {
-        if self.long_by_others.is_some() && self.call > deadline / 2 {
-            deadline / 10 * 13
-        } else {
-            self.target(deadline)
-        }
+    /// Returns whether calls show that limiters are the cause of long calls after all. After the finding that other
+    /// clients are the cause, the window grows. If the finding is right, a larger window does not make calls longer. If
+    /// it is wrong, more requests are sent in the same time than at the finding, and calls take longer. The next finding
+    /// would say so about a second later.
+    fn refutes(&self, found: &Finding) -> bool {
+        let is_longer = self.call / 2 > found.whole;
+        // The requests that are sent in a time are those in flight, divided by the time of a call.
+        let product = |in_flight: u64, call: u64| u128::from(in_flight) * u128::from(call);
+        let are_more = 5 * product(self.in_flight, found.whole) > 7 * product(found.in_flight, self.call);
+        is_longer && are_more
     }
 
-    /// Returns how long a call may take if limiters are the cause of long calls: seven tenths of the deadline. If a
-    /// lone call takes more than four tenths of the deadline, the result is longer. It is then the mean of the lone
-    /// call's time and the deadline, or a little more than the lone call's time if that is longer
-    /// ([`beyond_alone`](Self::beyond_alone)).
+    /// Returns how long a call may take before the window shrinks: seven tenths of the deadline. If a lone call takes
+    /// more than four tenths of the deadline, the result is longer. It is then the mean of the lone call's time and the
+    /// deadline, or a little more than the lone call's time if that is longer ([`beyond_alone`](Self::beyond_alone)).
     fn target(&self, deadline: u64) -> u64 {
         let half = if self.alone < deadline { (self.alone + deadline) / 2 } else { 0 };
         (deadline / 10 * 7).max(half).max(self.beyond_alone(deadline))
@@ -438,14 +454,33 @@ mod tests {
         assert!((25..45).contains(&full), "{full} requests of a millisecond");
     }
 
-    /// Calls take longer because the window has grown.
-    #[test]
-    fn finding_ends_when_calls_become_much_longer() {
+    /// Plays calls of 70 ms after the finding that others make calls of 30 ms, with this many requests in flight for one
+    /// that was in flight at the finding. Returns the windows before and after it.
+    fn longer(in_flight: u64) -> (u64, u64) {
         let mut window = play(30 * MS, Duration::ZERO);
         window.enter(None, DEADLINE);
+        let found = window.long_by_others.expect("others make calls long").in_flight / PART;
         let grown = window.units();
-        full(&mut window, 200, 50 * MS);
-        assert!(window.units() < grown, "{} of {grown}", window.units());
+        for _ in 0..200 {
+            window.record_limit();
+            let sent = Sent { units: 8, in_flight: in_flight * found, flights: 8, phase: None };
+            window.record(70 * MS, sent, DEADLINE);
+        }
+        (grown, window.units())
+    }
+
+    /// Calls take longer because more requests are sent in the same time.
+    #[test]
+    fn finding_ends_when_more_requests_make_calls_longer() {
+        let (grown, now) = longer(4);
+        assert!(now < grown, "{now} of {grown}");
+    }
+
+    /// As many requests are sent as before, so more are in flight while the turns of others are longer.
+    #[test]
+    fn finding_stays_when_others_make_calls_longer() {
+        let (grown, now) = longer(2);
+        assert!(now >= grown, "{now} of {grown}");
     }
 
     #[test]
