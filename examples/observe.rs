@@ -43,8 +43,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .and(trial, key::peer_ip())
         .observer(stats.clone());
     // A separate port for operators, who may switch the limit of clients off there. Everyone on this machine is one:
-    // name the user of your login instead. Other sites cannot act through a browser here: it acts only under an address
-    // or `localhost`, unless `StatusPage::hosts` lists names.
+    // name the user of your login instead. The page acts only under an address, `localhost` or a `StatusPage::hosts`.
     let page = StatusPage::new(stats.clone()).layer("public", &limit).switch("client", &mode);
     let page = page.operators(|_| Some("local".to_owned()), |action| println!("{action}"));
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);

@@ -196,7 +196,7 @@ const PROMISES: &[Promise] = &[
         &[
             "it takes up to {}, because each piece costs",
             "within a piece: {_} to {}.",
-            "all downloads of a key share the pace, in pieces of {_} to {}.",
+            "a key's downloads share the rate, in pieces of {_} to {}.",
         ],
     ),
     ("src/client/retry.rs::RETRIES", &["how many times a request is retried, by default {}."]),
