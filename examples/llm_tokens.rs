@@ -28,7 +28,7 @@ use tower_ratelimit::{
 const MOST: u64 = 1_000;
 
 /// The limit of bytes in one prompt.
-const PROMPT: usize = 4_000;
+const PROMPT: u64 = 4_000;
 
 fn max_tokens(headers: &HeaderMap) -> u64 {
     let said = headers.get("x-max-tokens").and_then(|value| value.to_str().ok()?.parse().ok());
@@ -39,8 +39,8 @@ fn max_tokens(headers: &HeaderMap) -> u64 {
 /// the prompt has at least one letter and a space, so there are at most half as many words as
 /// bytes.
 fn reservation(request: &Head<'_>) -> u64 {
-    let length = request.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse().ok());
-    max_tokens(request.headers) + length.unwrap_or(PROMPT).min(PROMPT).div_ceil(2) as u64
+    let length = request.content_length().unwrap_or(PROMPT).min(PROMPT);
+    max_tokens(request.headers) + length.div_ceil(2)
 }
 
 /// Stands in for a model: sends a token each 10 ms, as many as the request asked for.
@@ -74,7 +74,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
         .route("/complete", post(complete).layer(limit))
         .route("/usage", get(|| async { "see the header RateLimit\n" }).layer(look))
-        .layer(DefaultBodyLimit::max(PROMPT));
+        .layer(DefaultBodyLimit::max(PROMPT as usize));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("curl -siN http://127.0.0.1:3000/complete -H 'authorization: Bearer k' -H 'x-max-tokens: 100' -d 'Hello'");
     println!("curl -si http://127.0.0.1:3000/usage -H 'authorization: Bearer k'");

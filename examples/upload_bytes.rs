@@ -23,20 +23,15 @@ use tower_ratelimit::{Head, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
 const MEGABYTE: u64 = 1_000_000;
 
-fn content_length(request: &Head<'_>) -> Option<u64> {
-    request.headers.get("content-length")?.to_str().ok()?.parse().ok()
-}
-
 /// Refuses an upload without a length, because its cost would be unknown.
 async fn want_length(
     request: axum::extract::Request,
     next: middleware::Next,
 ) -> Result<axum::response::Response, StatusCode> {
-    let (parts, body) = request.into_parts();
-    if parts.method == Method::PUT && content_length(&(&parts).into()).is_none() {
+    if request.method() == Method::PUT && Head::from(&request).content_length().is_none() {
         return Err(StatusCode::LENGTH_REQUIRED);
     }
-    Ok(next.run(axum::extract::Request::from_parts(parts, body)).await)
+    Ok(next.run(request).await)
 }
 
 async fn store(file: Bytes) -> Result<String, StatusCode> {
@@ -53,7 +48,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let hour = Duration::from_secs(3_600);
     let uploads = Rule::new("uploads", Quota::token_bucket(MEGABYTE, hour)?)?
         .when(|request| request.method == Method::PUT)
-        .cost(|request| content_length(request).unwrap_or(0))
+        .cost(|request| request.content_length().unwrap_or(u64::MAX))
         .unit("content-bytes")?
         .refund_when(|response| response.status.is_server_error());
     // 64 KiB are reserved until it is known how many bytes are sent.

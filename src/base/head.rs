@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 
@@ -55,6 +56,44 @@ impl<'a> Head<'a> {
         Self { method, uri, version, headers, extensions }
     }
 
+    /// Returns the number of bytes of the request's body, or `None` if the head does not state this number
+    /// beyond doubt.
+    ///
+    /// Charge what is unknown as more than any quota has, so that a client gains nothing by leaving the length
+    /// out:
+    ///
+    /// ```
+    /// use tower_ratelimit::{Quota, Rule};
+    ///
+    /// let uploads = Rule::new("uploads", Quota::per_hour(1_000_000))?
+    ///     .cost(|request| request.content_length().unwrap_or(u64::MAX))
+    ///     .unit("content-bytes")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The number is unknown if the request has the header `Transfer-Encoding`, several headers
+    /// `Content-Length`, or one that is not a number. Without these headers a request of HTTP/1 has no body, and
+    /// the number is 0. So it is for a `GET`, `HEAD`, `OPTIONS`, `DELETE` or `TRACE` of later versions, in which
+    /// the head does not say whether there is a body. It is unknown for their other methods.
+    #[must_use]
+    pub fn content_length(&self) -> Option<u64> {
+        let mut lengths = self.headers.get_all(CONTENT_LENGTH).iter();
+        match (lengths.next(), lengths.next()) {
+            _ if self.headers.contains_key(TRANSFER_ENCODING) => None,
+            (Some(length), None) => {
+                let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+                digits.and_then(|digits| digits.parse().ok())
+            }
+            (Some(_), Some(_)) => None,
+            // In HTTP/1 a request without these headers has no body (RFC 9112, section 6.3).
+            (None, _) => {
+                let has_usually_none = [Method::GET, Method::HEAD, Method::OPTIONS, Method::DELETE, Method::TRACE];
+                let is_empty = self.version <= Version::HTTP_11 || has_usually_none.contains(self.method);
+                is_empty.then_some(0)
+            }
+        }
+    }
+
     /// Returns a request that has a copy of this head and no body.
     pub(crate) fn to_request(self) -> Request<()> {
         let mut request = Request::new(());
@@ -101,5 +140,33 @@ impl fmt::Debug for Head<'_> {
             .field("path", &self.uri.path())
             .field("version", &self.version)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_length_is_unknown_if_the_head_leaves_doubt() {
+        for (method, version, headers, expected) in [
+            ("PUT", Version::HTTP_11, &[("content-length", "400000")][..], Some(400_000)),
+            ("PUT", Version::HTTP_2, &[("content-length", "0")], Some(0)),
+            ("PUT", Version::HTTP_11, &[("content-length", "+5")], None),
+            ("PUT", Version::HTTP_11, &[("content-length", "99999999999999999999")], None),
+            ("PUT", Version::HTTP_11, &[("content-length", "5"), ("content-length", "5")], None),
+            ("PUT", Version::HTTP_11, &[("content-length", "5"), ("transfer-encoding", "chunked")], None),
+            ("GET", Version::HTTP_11, &[("transfer-encoding", "chunked")], None),
+            ("POST", Version::HTTP_11, &[], Some(0)),
+            ("POST", Version::HTTP_2, &[], None),
+            ("GET", Version::HTTP_2, &[], Some(0)),
+        ] {
+            let mut request = Request::builder().method(method).version(version);
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            let request = request.body(()).unwrap();
+            assert_eq!(Head::from(&request).content_length(), expected, "{method} {version:?} {headers:?}");
+        }
     }
 }

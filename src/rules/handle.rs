@@ -69,6 +69,7 @@ impl Rules {
     ///
     /// # Errors
     /// Returns all problems of the file.
+    #[doc(alias = "load")]
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, RulesError> {
         Self::builder().read_file(path)
     }

@@ -231,6 +231,7 @@ impl Rule {
     ///
     /// # Errors
     /// Returns an error if there is no quota, or if the name is invalid; see [`new`](Self::new).
+    #[doc(alias = "overrides")]
     pub fn plans<F, P>(
         name: impl AsRef<str>,
         quotas: impl IntoIterator<Item = Quota>,
@@ -343,6 +344,7 @@ impl Rule {
     ///
     /// # Errors
     /// Returns an error if the name is invalid; see [`new`](Self::new).
+    #[doc(alias = "overrides")]
     pub fn quota_from<F, Q>(name: impl Into<String>, quota: F) -> Result<Self, ConfigError>
     where
         F: Fn(&Head<'_>) -> Q + Send + Sync + 'static,
