@@ -19,7 +19,7 @@ impl Source {
         Self(Arc::new(error))
     }
 
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     pub(crate) fn of_box(error: BoxError) -> Self {
         Self(error.into())
     }

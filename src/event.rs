@@ -525,7 +525,7 @@ impl FleetEvent {
     }
 
     /// Writes the event to `tracing`.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     pub(crate) fn log(&self) {
         #[cfg(feature = "tracing")]
         contained(|| match self {

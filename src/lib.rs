@@ -81,6 +81,7 @@
 //! | `axum` | [`key::peer_ip`] finds axum's `ConnectInfo<SocketAddr>`, [`key::original_uri`] its `OriginalUri`; limited services can answer with axum's [`Body`](middleware::ResponseBody) | axum 0.8 without default features; `tokio` |
 //! | `tonic` | [`key::peer_ip`] finds tonic's `TcpConnectInfo`; `RateLimitLayer::admit_call`; limited services can answer with tonic's [`Body`](middleware::ResponseBody) | tonic 0.14 without transport; `tokio` |
 //! | `tokio` | `TokioTimer`, so that requests can wait; refusals [reach clients that still send](RateLimitLayer::discard_body); `TokioClock` for tests | tokio with its timer |
+//! | `fleet` | `fleet::Fleet`: settings of operators for all processes at once; `tokio` | that of `tokio` |
 //! | `tracing` | [logs](guide::observing#logs): outages of a store, refused rules, and each [`SetupWarning`](observe::SetupWarning) that no observer handles; with `stats`, `StatsBuilder::log_refusals` | tracing |
 //! | `stats` | `observe::Stats` [counts](guide::observing), and writes metrics as text for Prometheus | none |
 //! | `status` | `observe::StatusPage` [shows](guide::observing#a-status-page) the counts and the states of keys; `stats` | sha2 |
@@ -123,7 +124,7 @@ mod decision;
 mod error;
 mod event;
 mod explanation;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 pub mod fleet;
 #[cfg(any(doc, doctest))]
 pub mod guide;

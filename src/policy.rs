@@ -272,7 +272,7 @@ impl Policy {
 
     /// Returns a placeholder with the name, unit and stored states of this policy, for a rule to which only some
     /// requests bring quotas. The other requests have one of the `usual` quotas.
-    #[cfg(all(feature = "rules", feature = "tokio"))]
+    #[cfg(all(feature = "rules", feature = "fleet"))]
     pub(crate) fn of_each_request(&self, usual: &[Quota]) -> Self {
         let Inner { name, unit, stored, .. } = &*self.0;
         let origin = Origin::OfRequests(self.switch());

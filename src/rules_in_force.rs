@@ -62,7 +62,7 @@ impl fmt::Debug for RulesReader {
 
 /// Hashes a text with FNV-1a of 64 bits, folded to 48 bits. The hash of a text is the same in every process and
 /// version.
-#[cfg(any(feature = "rules", feature = "tokio", test))]
+#[cfg(any(feature = "rules", feature = "fleet", test))]
 pub(crate) fn hash(text: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let hash = text.iter().fold(0xcbf2_9ce4_8422_2325, step);

@@ -61,7 +61,7 @@ need() {
 
 # Every build of tests takes both packages and uses these features, so that dependencies are built once. The other two ways of TLS are
 # alternatives to this one. The feature tracing changes where warnings go, so it has a test of its own.
-features=axum,tonic,tokio,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance,time-zones
+features=axum,tonic,tokio,fleet,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance,time-zones
 
 step 'tools'
 need 'a C linker' 'command -v cc' gcc libc6-dev
@@ -128,7 +128,7 @@ check_code() {
         need 'Node.js' 'command -v node' nodejs
         run env --unset=CARGO_TARGET_DIR bash tests/wasm/run
         run cargo check --locked --package tower-ratelimit --lib --target i686-unknown-linux-gnu \
-            --features rules,tokio,metrics,tracing,time-zones
+            --features rules,fleet,metrics,tracing,time-zones
     else
         printf 'There is no standard library for them here: rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu\n'
     fi

@@ -4,7 +4,7 @@
 # bash tests/archive.sh [FEATURES]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-features=${1:-axum,tonic,tokio,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance,time-zones}
+features=${1:-axum,tonic,tokio,fleet,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance,time-zones}
 
 # Kilobytes of the compressed archives. Something that does not belong there is found by it: raise it for code and its words only.
 limit_library=1280

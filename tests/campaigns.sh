@@ -11,7 +11,7 @@
 # slices print is in target/campaigns.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-features=axum,tonic,tokio,fred-rustls-ring,serde,rules,conformance,time-zones
+features=axum,tonic,tokio,fleet,fred-rustls-ring,serde,rules,conformance,time-zones
 done=target/campaigns
 names=() slices=() commands=()
 

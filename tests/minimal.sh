@@ -3,7 +3,7 @@
 # A version that is declared too low fails only for users whose lock file has it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-features=${1:-axum,client,tonic,tokio,tracing,metrics,fred,redis-rs,postgres,retry,serde,status,rules,conformance,time-zones}
+features=${1:-axum,client,tonic,tokio,fleet,tracing,metrics,fred,redis-rs,postgres,retry,serde,status,rules,conformance,time-zones}
 folder=$PWD/target/minimal/package
 rm -rf "$folder"
 mkdir -p "$folder"

@@ -1,6 +1,6 @@
 //! Numbers that look random, and secrets that no client can guess.
 
-#[cfg(any(feature = "_redis", feature = "store", feature = "tokio"))]
+#[cfg(any(feature = "_redis", feature = "store", feature = "fleet"))]
 use std::hash::{BuildHasher, RandomState};
 
 /// Applies the finalizer of SplitMix64 to the seed. If two seeds differ in few bits, the results differ
@@ -27,7 +27,7 @@ pub(crate) fn hasher() -> Hasher {
 }
 
 /// Returns a number that no client can guess.
-#[cfg(any(feature = "_redis", feature = "store", feature = "tokio"))]
+#[cfg(any(feature = "_redis", feature = "store", feature = "fleet"))]
 pub(crate) fn secret() -> u64 {
     #[cfg(all(test, feature = "_redis"))]
     if let Some(number) = seeded::next() {

@@ -101,10 +101,10 @@ impl fmt::Display for Humane {
 
 /// Prints an instant of the calendar in UTC, such as `2025-01-01T00:00:00Z`, rounded down to seconds. An
 /// instant after the latest that limiters accept, in the year 2150, is printed as this latest instant.
-#[cfg(any(feature = "status", feature = "_redis", feature = "tokio", test))]
+#[cfg(any(feature = "status", feature = "_redis", feature = "fleet", test))]
 pub(crate) struct Utc(pub(crate) Timestamp);
 
-#[cfg(any(feature = "status", feature = "_redis", feature = "tokio", test))]
+#[cfg(any(feature = "status", feature = "_redis", feature = "fleet", test))]
 impl fmt::Display for Utc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at = UNIX_EPOCH + Duration::from_secs(self.0.0.min(CLOCK_US_MAX) / 1_000_000);

@@ -79,7 +79,7 @@
         feature = "redis-rs",
         feature = "postgres",
         feature = "status",
-        feature = "tokio",
+        feature = "fleet",
         feature = "conformance",
         feature = "rules"
     )),

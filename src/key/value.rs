@@ -194,7 +194,7 @@ impl Key {
 
     /// Makes a key from the bytes that [`as_bytes`](Self::as_bytes) returned. Returns `None` if no key has
     /// these bytes.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut key = Self::global();
         key.append(&Self(Repr::Heap(bytes.into())));

@@ -42,7 +42,7 @@ impl<L: Limiter> Follow for Latest<Compiled<L>> {
         self.get().settings.own_rules().iter().flat_map(BoundRule::names).map(str::to_owned).collect()
     }
 
-    #[cfg(all(feature = "rules", feature = "tokio"))]
+    #[cfg(all(feature = "rules", feature = "fleet"))]
     fn checks_access(&self) -> bool {
         true
     }

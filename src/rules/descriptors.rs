@@ -338,7 +338,7 @@ impl<L: Limiter> Follow for Core<L> {
     fn follow(&self) {}
 
     /// Descriptors name no client.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     fn checks_access(&self) -> bool {
         false
     }

@@ -132,7 +132,7 @@ impl RulesError {
     }
 
     /// Adds the operator who pushed the rules, and the revision that has them.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     pub(crate) fn in_pushed(self, by: &str, revision: u64) -> Self {
         Self { pushed: Some(format!("{by} pushed these rules in revision {revision}").into()), ..self }
     }

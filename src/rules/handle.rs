@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::tree::Descriptor;
 use super::watch;
 use crate::base::head::Head;
 use crate::clock::Clock;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use crate::fleet::{Fleet, FollowFleet};
 use crate::key::{IntoKey, TrustedProxies};
 use crate::limiter::{Limiter, supports_in_layer};
@@ -160,7 +160,7 @@ impl Rules {
     }
 }
 
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 impl Rules {
     fn follow(&self, fleet: Option<(Fleet, String)>) {
         if let Some((fleet, name)) = fleet {
@@ -182,7 +182,7 @@ impl fmt::Debug for Rules {
 pub struct RulesBuilder {
     names: Names,
     every: Option<Duration>,
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     fleet: Option<(Fleet, String)>,
     /// A name that cannot be used in any file.
     unusable: Option<String>,
@@ -337,7 +337,7 @@ impl RulesBuilder {
     /// operators' text is in force, the file is read but its rules are not put in force.
     ///
     /// Other sources of rules need no setting: read the rules from the source, and call [`Rules::replace`].
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     #[must_use]
     pub fn fleet(mut self, fleet: &Fleet, name: impl Into<String>) -> Self {
         self.fleet = Some((fleet.clone(), name.into()));
@@ -375,10 +375,10 @@ impl RulesBuilder {
     /// not be started.
     pub fn read_file(self, path: impl AsRef<Path>) -> Result<Rules, RulesError> {
         let every = self.every;
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         let fleet = self.fleet.clone();
         let rules = Rules(Arc::new(RuleStore::of_file(self.checked()?, path.as_ref())?));
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         rules.follow(fleet);
         if let Some(every) = every {
             watch::start(Arc::downgrade(&rules.0), every)
@@ -392,10 +392,10 @@ impl RulesBuilder {
     /// # Errors
     /// Returns all problems of the text.
     pub fn read_text(self, text: impl Into<Vec<u8>>) -> Result<Rules, RulesError> {
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         let fleet = self.fleet.clone();
         let rules = Rules(Arc::new(RuleStore::of_text(self.checked()?, text.into())?));
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         rules.follow(fleet);
         Ok(rules)
     }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use super::bind::operate;
 use super::bind::{Bound, RulesHistory, bind};
 use super::document::{BYTES_MAX, end_of};
@@ -22,7 +22,7 @@ use crate::base::sync::{Mutex, MutexGuard, contained, lock};
 use crate::clock::{CalendarClock, Clock};
 use crate::error::WithSources;
 use crate::event::RulesEvent;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use crate::fleet::{Fleet, FleetEntry, FleetKind, FleetRuleSettings, FollowFleet};
 use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
@@ -55,21 +55,21 @@ struct RulesState {
     /// True if the program's last valid file ends with `...`.
     is_marked: bool,
     /// The rules of the program or its file, which are in force unless operators put other rules in force.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     own: RulesText,
     /// The latest rules of the program or its file, if they were refused.
     refused: Option<RefusedRules>,
     /// The rules that an operator pushed. They are in force unless they were refused.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     pushed: Option<Arc<FleetEntry>>,
     /// The last rules that an operator pushed and that were refused.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     refused_pushed: Option<RefusedRules>,
     /// The settings of operators for the rules.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     settings: FleetRuleSettings,
     /// The fleet whose operators may put other rules in force.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     fleet: Option<Fleet>,
     layers: Vec<Weak<dyn Follow>>,
 }
@@ -80,13 +80,13 @@ enum Wish {
     /// pushed the rules in force.
     New(RulesText, Option<u64>),
     /// The rules that an operator pushed, or the program's own rules if no operator did.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     OfOperators,
     /// The program's own rules.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     Own,
     /// The rules in force, made again with the present settings of operators.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     Present,
 }
 
@@ -116,7 +116,7 @@ struct RulesText {
     /// The file that has the text, if the text is from a file.
     file: Option<Arc<Path>>,
     /// The entry that has the text, if an operator pushed it.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     pushed: Option<Arc<FleetEntry>>,
 }
 
@@ -136,7 +136,7 @@ struct InForce {
     names: Vec<(Box<str>, Position)>,
     history: RulesHistory,
     /// The settings of operators when the rules were made.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     settings: FleetRuleSettings,
 }
 
@@ -145,7 +145,7 @@ struct InForce {
 struct RulesOrigin {
     version: u64,
     history: RulesHistory,
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     settings: FleetRuleSettings,
 }
 
@@ -173,16 +173,16 @@ impl RuleStore {
             changes: 0,
             in_force,
             is_marked,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             own: text,
             refused: None,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             pushed: None,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             refused_pushed: None,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             settings: FleetRuleSettings::default(),
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             fleet: None,
             layers: Vec::new(),
         };
@@ -273,7 +273,7 @@ impl RuleStore {
             if state.changes != draft.changes {
                 continue;
             }
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             if let Some(pushed) = state.in_force.text.pushed.clone().filter(|_| state.keeps(wish)) {
                 let had_error = state.end_error(wish, &draft.text);
                 let is_changed = had_error || state.own.content != draft.text.content;
@@ -321,7 +321,7 @@ impl RuleStore {
         let mut problems = problems_of(&text.content);
         all_supported(&quotas, supports, &mut problems);
         let checked = problems.into_result(Some(())).map_err(|error| text.located(error));
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         if let (Err(error), Some(_)) = (&checked, &text.pushed) {
             let error = error.clone();
             self.put_in_force(&Wish::Own)?;
@@ -367,7 +367,7 @@ impl RuleStore {
     }
 }
 
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 impl FollowFleet for RuleStore {
     fn follow_fleet(&self, pushed: Option<&Arc<FleetEntry>>, settings: FleetRuleSettings) {
         {
@@ -422,7 +422,7 @@ impl FollowFleet for RuleStore {
     }
 }
 
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 impl RuleStore {
     /// Keeps a fleet alive, so that the rules keep following it.
     pub(super) fn keep(&self, fleet: Fleet) {
@@ -435,7 +435,7 @@ impl Wish {
     fn reading(&self) -> Option<u64> {
         match self {
             Self::New(_, reading) => *reading,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             _ => None,
         }
     }
@@ -447,13 +447,13 @@ impl RulesText {
         Self {
             content: Arc::clone(content),
             file: file.map(Arc::clone),
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             pushed: None,
         }
     }
 
     /// Makes the text of an entry.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     fn pushed(entry: &Arc<FleetEntry>) -> Self {
         Self { content: Arc::clone(&entry.value).into(), file: None, pushed: Some(Arc::clone(entry)) }
     }
@@ -461,7 +461,7 @@ impl RulesText {
     /// Adds the origin of the text to an error.
     fn located(&self, error: RulesError) -> RulesError {
         let error = error.in_file(self.file.as_ref());
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         if let Some(FleetEntry { by, revision, .. }) = self.pushed.as_deref() {
             return error.in_pushed(by, *revision);
         }
@@ -479,21 +479,21 @@ impl RulesState {
     fn text_of(&self, wish: &Wish) -> RulesText {
         match wish {
             Wish::New(text, _) => text.clone(),
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             Wish::OfOperators => self.pushed.as_ref().map_or_else(|| self.own.clone(), RulesText::pushed),
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             Wish::Own => self.own.clone(),
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             Wish::Present => self.in_force.text.clone(),
         }
     }
 
     /// Returns whether rules are only kept for later, because an operator pushed the rules in force.
-    #[cfg_attr(not(feature = "tokio"), expect(unused_variables, reason = "operators push nothing"))]
+    #[cfg_attr(not(feature = "fleet"), expect(unused_variables, reason = "operators push nothing"))]
     fn keeps(&self, wish: &Wish) -> bool {
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         return matches!(wish, Wish::New(..)) && self.in_force.text.pushed.is_some();
-        #[cfg(not(feature = "tokio"))]
+        #[cfg(not(feature = "fleet"))]
         false
     }
 
@@ -502,7 +502,7 @@ impl RulesState {
         let origin = RulesOrigin {
             version: self.in_force.rules.version + 1,
             history: self.in_force.history.clone(),
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             settings: self.settings.clone(),
         };
         let (domain, layers, changes) = (self.in_force.domain(), self.layers(), self.changes);
@@ -515,7 +515,7 @@ impl RulesState {
         if wish.reading().is_some() {
             self.is_marked = has_end_mark(&text.content);
         }
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         if matches!(wish, Wish::New(..)) {
             self.own.clone_from(text);
         }
@@ -526,7 +526,7 @@ impl RulesState {
         let is_new = matches!(wish, Wish::New(..));
         let is_ended = |refused: &mut RefusedRules| is_new || refused.text.content == text.content;
         let own = self.refused.take_if(is_ended);
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         let own = own.or(if matches!(wish, Wish::OfOperators) { self.refused_pushed.take() } else { None });
         own.is_some()
     }
@@ -534,7 +534,7 @@ impl RulesState {
     /// Returns the rules that were refused: the program's latest rules, and those that an operator pushed.
     fn refused(&self) -> impl Iterator<Item = &RefusedRules> {
         let refused = self.refused.iter();
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         let refused = refused.chain(self.refused_pushed.iter().filter(|pushed| pushed.text.pushed == self.pushed));
         refused
     }
@@ -542,7 +542,7 @@ impl RulesState {
     /// Notes that rules were refused. Returns the event, or `None` if it was reported before.
     fn refuse(&mut self, refused: RefusedRules) -> Option<RulesEvent> {
         let event = self.refused_event(&refused);
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         if refused.text.pushed.is_some() {
             let is_known = self.refused_pushed.as_ref().is_some_and(|known| known.error == refused.error);
             if refused.text.pushed == self.pushed {
@@ -557,7 +557,7 @@ impl RulesState {
     /// Returns the event which says that rules were refused.
     fn refused_event(&self, refused: &RefusedRules) -> RulesEvent {
         let error = WithSources(&refused.error).to_string();
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         if let (None, Some(pushed)) = (&refused.text.pushed, &self.in_force.text.pushed) {
             return RulesEvent::unused(&*pushed.by, pushed.revision, Some(error));
         }
@@ -572,9 +572,9 @@ impl RulesState {
 
     /// Returns whether the rules in force were made with the present settings of operators.
     fn has_settings(&self) -> bool {
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         return self.in_force.settings.is_alike(&self.settings);
-        #[cfg(not(feature = "tokio"))]
+        #[cfg(not(feature = "fleet"))]
         true
     }
 
@@ -601,10 +601,10 @@ impl InForce {
     fn new(names: &Arc<Names>, text: &RulesText, origin: RulesOrigin) -> Result<Self, RulesError> {
         let content = &text.content;
         let RulesOrigin { version, history, .. } = origin;
-        #[cfg_attr(not(feature = "tokio"), allow(unused_mut, reason = "operators set nothing"))]
+        #[cfg_attr(not(feature = "fleet"), allow(unused_mut, reason = "operators set nothing"))]
         let mut bound =
             names.known(true, |known| read(content, known, |file, problems| bind(&file, names, history, problems)))?;
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         operate(&mut bound, &origin.settings, names);
         let Bound { rules, count, lists, tree, quotas, names, history } = bound;
         let finder = tree.clone().map(|tree| tree as Arc<dyn FindRules>);
@@ -619,7 +619,7 @@ impl InForce {
             quotas: quotas.into(),
             names,
             history,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             settings: origin.settings,
         })
     }
@@ -783,7 +783,7 @@ impl RuleSource for RuleStore {
     }
 }
 
-#[cfg(all(test, feature = "tokio"))]
+#[cfg(all(test, feature = "fleet"))]
 mod tests {
     use super::*;
     use crate::base::time::Timestamp;

@@ -73,7 +73,7 @@ pub(super) enum Done {
     /// The switch with this name was set.
     Switched { switch: Box<str>, mode: Mode },
     /// An action for all processes.
-    #[cfg_attr(not(feature = "tokio"), expect(dead_code, reason = "a fleet needs the feature tokio"))]
+    #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "a fleet needs the feature fleet"))]
     ForAll { kind: ActionKind, setting: Box<str>, value: Option<Box<str>> },
 }
 

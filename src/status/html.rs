@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use super::request::{EXTENSION, ExplainForm};
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use super::settings;
 use super::sums::Sums;
 use super::text::{About, Count, HtmlText, PerSecond, Percent, Roughly, bound, hash, millis};
@@ -88,7 +88,7 @@ fn write(html: &mut String, view: &PageView, refresh: bool) -> fmt::Result {
     tiles(html, view)?;
     policies(html, view)?;
     keys_of_layers(html, view)?;
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     if let Some(processes) = &view.processes {
         processes.write_html(html)?;
     }
@@ -96,7 +96,7 @@ fn write(html: &mut String, view: &PageView, refresh: bool) -> fmt::Result {
     keys::most_used(html, view)?;
     keys::most_held(html, view)?;
     keys::recent(html, view)?;
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     if let Some(fleet) = &view.fleet {
         settings::write(html, fleet, view.setting.as_ref(), view.operator.is_some())?;
     }
@@ -125,7 +125,7 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
             HtmlText(error)
         )?;
     }
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     if let Some(error) = view.fleet.as_ref().and_then(|fleet| fleet.error.as_ref()) {
         let said = match view.fleet.as_ref().and_then(|fleet| fleet.read_at) {
             Some(_) => "The operators' settings cannot be read. The last known settings stay in force.",
@@ -252,7 +252,7 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
         let label = format!("rules in force, version {version} since {}{refused}", Utc(loaded_at));
         tile(html, hash(rules.in_force.hash), label, rules.error.is_some())?;
     }
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     if let Some(fleet) = &view.fleet {
         let label = match fleet.revision {
             0 => "nothing is set for all processes yet".to_owned(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::action::OperatorAction;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use super::settings::FleetRow;
 use super::sums::Sums;
 use super::target::{KeyState, is_block};
@@ -113,7 +113,7 @@ pub(super) fn render(view: &PageView) -> String {
         object.text_or_null("error", rules.error.as_deref());
         object.end();
     }
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     if let Some(fleet) = &view.fleet {
         let mut object = Object::begin(object.field("fleet"));
         object.plain("revision", fleet.revision);
@@ -124,7 +124,7 @@ pub(super) fn render(view: &PageView) -> String {
         object.list("actions", &fleet.actions, setting);
         object.end();
     }
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     if let Some(processes) = &view.processes {
         processes.write_json(object.field("all_processes"));
     }
@@ -143,7 +143,7 @@ pub(super) fn render(view: &PageView) -> String {
 }
 
 /// Writes a setting for all processes, or a change of such a setting.
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 fn setting(json: &mut String, row: &FleetRow) {
     let mut object = Object::begin(json);
     object.text("entry", &row.entry);

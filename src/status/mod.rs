@@ -16,12 +16,12 @@ mod json;
 mod keys;
 mod operators;
 mod page;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 mod processes;
-#[cfg(all(feature = "tokio", feature = "rules"))]
+#[cfg(all(feature = "fleet", feature = "rules"))]
 mod pushed_rules;
 mod request;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 mod settings;
 mod source;
 mod states;

@@ -17,13 +17,13 @@ use tower_service::Service;
 
 use super::action::{Act, Done, OWN, OperatorAction};
 use super::operators::Operators;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use super::processes::{ProcessesView, ReportSource};
 use super::request::{
     ExplainForm, ExtensionField, FORM_MAX, FormAction, Wrong, refuse_other_names, refuse_other_sites,
     refuse_unlisted_names, wants_json, wants_page, wrong,
 };
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use super::settings;
 use super::source::{ErasedLayer, LayerSource};
 use super::target::{Held, LayerKeys, ListedKey};
@@ -147,9 +147,9 @@ struct PageContent {
     own: Vec<OwnAction>,
     #[cfg(feature = "rules")]
     rules: Option<crate::rules::Rules>,
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     fleet: Option<crate::fleet::Fleet>,
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     report: Arc<ReportSource>,
 }
 
@@ -177,9 +177,9 @@ impl StatusPage {
             own: Vec::new(),
             #[cfg(feature = "rules")]
             rules: None,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             fleet: None,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             report: Arc::default(),
         }))
     }
@@ -242,7 +242,7 @@ impl StatusPage {
     pub fn rules(mut self, rules: &crate::rules::Rules) -> Self {
         let content = Arc::make_mut(&mut self.0);
         content.rules = Some(rules.clone());
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         let _ = content.report.rules.set(rules.clone()); // the first ones
         self
     }
@@ -257,7 +257,7 @@ impl StatusPage {
     /// its last report disappears after 20 seconds.
     ///
     /// For rules of a file that operators pushed, the page lists what they change.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     #[must_use]
     pub fn fleet(mut self, fleet: &crate::fleet::Fleet) -> Self {
         let content = Arc::make_mut(&mut self.0);
@@ -269,7 +269,7 @@ impl StatusPage {
 
     /// Sets the name of this process among the processes of a [fleet](Self::fleet). The default is the name of the host
     /// from the variable `HOSTNAME`, with the process's id.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     #[must_use]
     pub fn process_name(self, name: impl Into<String>) -> Self {
         let _ = self.0.report.name.set(name.into()); // the first one
@@ -452,7 +452,7 @@ impl PageContent {
             let error = rules.error().map(|error| WithSources(&error).to_string());
             view.rules = Some(super::view::RulesView { in_force: rules.in_force(), error });
         }
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         {
             view.fleet = self.fleet.as_ref().map(|fleet| settings::FleetView::new(fleet, &self.stats));
             if let Some(fleet) = &self.fleet {
@@ -594,7 +594,7 @@ impl PageContent {
                 }
                 Ok(self.answer_actions(parts, is_json, &actions, StatusCode::SERVICE_UNAVAILABLE).await)
             }
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             FormAction::Setting(form) => {
                 let (operators, operator) = self.acting(parts)?;
                 let Some(fleet) = &self.fleet else {
@@ -653,9 +653,9 @@ impl PageContent {
 
     /// Returns the secret for tokens that all processes share, if it is known.
     fn shared_secret(&self) -> Option<u128> {
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         return self.fleet.as_ref().and_then(crate::fleet::Fleet::secret);
-        #[cfg(not(feature = "tokio"))]
+        #[cfg(not(feature = "fleet"))]
         None
     }
 
@@ -668,7 +668,7 @@ impl PageContent {
         explained: Vec<(LayerKeys, Option<Explanation>)>,
     ) -> Response<StatusBody> {
         let acting = self.acting(parts).ok();
-        #[cfg(feature = "tokio")]
+        #[cfg(feature = "fleet")]
         if let (Some(fleet), Some(_)) = (&self.fleet, &acting) {
             let _ = fleet.shared_secret().await; // without it the tokens hold in this process
         }

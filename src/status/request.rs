@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use super::action::ActionKind;
 use super::action::{Act, OWN};
 use crate::base::fields::is_unacceptable;
@@ -140,12 +140,12 @@ pub(super) enum FormAction {
         explained: Option<ExplainForm>,
     },
     /// Changes a setting of all processes.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     Setting(SettingForm),
 }
 
 /// The fields of the form that makes or ends a setting for all processes, as they were sent.
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 #[derive(Debug)]
 pub(super) struct SettingForm {
     pub(super) action: ActionKind,
@@ -233,7 +233,7 @@ impl FormAction {
                 };
                 Ok(Self::Switch(field("name"), *mode))
             }
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             action @ ("set" | "end" | "rollback") => Ok(Self::Setting(SettingForm {
                 action: match action {
                     "set" => ActionKind::Set,

@@ -30,7 +30,7 @@ impl Sums {
         [("allowed", self.allowed), ("near", self.near), ("over", self.over), ("refused", self.refused)]
     }
 
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
             allowed: self.allowed.saturating_add(other.allowed),

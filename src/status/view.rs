@@ -12,12 +12,12 @@ use crate::setup_warning::SetupWarning;
 use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, StatsSnapshot};
 
 use super::action::OperatorAction;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use super::processes::ProcessesView;
 use super::request::ExplainForm;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use super::request::SettingForm;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 use super::settings::FleetView;
 use super::source::ErasedLayer;
 use super::sums::Sums;
@@ -33,13 +33,13 @@ pub(super) struct PageView {
     pub(super) more: usize,
     pub(super) layers: Vec<LayerView>,
     pub(super) rules: Option<RulesView>,
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     pub(super) fleet: Option<FleetView>,
     /// All processes, if other processes report.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     pub(super) processes: Option<ProcessesView>,
     /// The form with a change for all processes, if the change was not done.
-    #[cfg(feature = "tokio")]
+    #[cfg(feature = "fleet")]
     pub(super) setting: Option<SettingForm>,
     /// The names of the extensions that a described request may have.
     pub(super) extensions: Vec<String>,
@@ -181,11 +181,11 @@ impl PageView {
             more,
             layers,
             rules: None,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             fleet: None,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             processes: None,
-            #[cfg(feature = "tokio")]
+            #[cfg(feature = "fleet")]
             setting: None,
             extensions: Vec::new(),
             switches: Vec::new(),

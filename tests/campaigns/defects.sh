@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD copy=$PWD/target/defects seeds=${SIMULATION_SEEDS:-1000}
-features=${FEATURES:-axum,tonic,tokio,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance,time-zones}
+features=${FEATURES:-axum,tonic,tokio,fleet,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance,time-zones}
 # In a folder of its own: Cargo would take what it built here for a build of the project.
 export CARGO_TARGET_DIR=$root/target/with-defects CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
 git worktree remove --force "$copy" 2>/dev/null || true

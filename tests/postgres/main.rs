@@ -4,7 +4,7 @@
 #[cfg(feature = "conformance")]
 mod contract;
 mod faults;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 mod fleet;
 mod linearizable;
 mod places;

@@ -10,7 +10,7 @@ use std::process::Command;
 
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/project/public_items.txt");
 /// As in tests/all.sh, whose documentation step has built all that is needed in the same folder.
-const FEATURES: &str = "axum,tonic,tokio,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance,tracing";
+const FEATURES: &str = "axum,tonic,tokio,fleet,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance,tracing";
 const RUSTDOCFLAGS: &str = "-D warnings";
 const UPDATE: &str = "REWRITE_GOLDEN=1 cargo test --features $F --test project public_items";
 

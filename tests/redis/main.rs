@@ -10,7 +10,7 @@ mod connections;
 mod credentials;
 mod crowd_in_trouble;
 mod descriptors;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 mod fleet;
 mod hostile;
 mod in_flight_campaign;

@@ -5,7 +5,7 @@ mod algorithms;
 #[cfg(target_os = "linux")]
 pub(crate) mod calendar_edge;
 mod events;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 pub(crate) mod fleet;
 pub(crate) mod nginx;
 #[cfg(feature = "postgres")]

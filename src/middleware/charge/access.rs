@@ -181,7 +181,7 @@ impl AccessList {
         Ok(())
     }
 
-    #[cfg(any(feature = "rules", feature = "tokio"))]
+    #[cfg(any(feature = "rules", feature = "fleet"))]
     pub(crate) fn set_network(&self, network: IpNet, access: Access) {
         self.write().change_network(network, Some(access));
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::definition::{Condition, MissingKey, QuotaFrom, Read, Rule};
 use super::names::TakenNames;
-#[cfg(all(feature = "rules", feature = "tokio"))]
+#[cfg(all(feature = "rules", feature = "fleet"))]
 use super::overrides::Overrides;
 use crate::base::head::Head;
 use crate::key::AddressSource;
@@ -72,14 +72,14 @@ impl BoundRule {
     }
 
     /// Returns whether single keys can have quotas of their own: the rule has one quota, or one for each plan.
-    #[cfg(all(feature = "rules", feature = "tokio"))]
+    #[cfg(all(feature = "rules", feature = "fleet"))]
     pub(crate) fn can_override_quota(&self) -> bool {
         self.rule.policies.len() == 1 || self.rule.choose.is_some()
     }
 
     /// Allows single keys to have quotas of their own. Does nothing if single keys
     /// [cannot](Self::can_override_quota) have such quotas, or if requests bring their quotas.
-    #[cfg(all(feature = "rules", feature = "tokio"))]
+    #[cfg(all(feature = "rules", feature = "fleet"))]
     pub(crate) fn override_quota(&mut self, overrides: &Overrides<Quota>) {
         if !self.can_override_quota() || self.rule.quota_from.is_some() {
             return;

@@ -68,7 +68,7 @@ pub(crate) trait Follow: Send + Sync {
     fn own_names(&self) -> Vec<String>;
 
     /// Returns whether access lists decide about the clients of its requests.
-    #[cfg(all(feature = "rules", feature = "tokio"))]
+    #[cfg(all(feature = "rules", feature = "fleet"))]
     fn checks_access(&self) -> bool;
 
     /// Reports an event to the layer's observer.

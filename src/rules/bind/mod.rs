@@ -5,7 +5,7 @@ mod cost;
 mod history;
 mod key;
 mod lists;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 mod operated;
 
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ use key::KeyError;
 use lists::client_list;
 
 pub(super) use history::RulesHistory;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 pub(super) use operated::operate;
 
 /// The rules of a file in the form that a layer uses.

@@ -8,7 +8,7 @@ mod caller;
 mod chance;
 pub(in crate::limiter::redis) mod cluster;
 mod ending;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 mod fleet;
 mod ledger;
 mod load;
@@ -102,13 +102,13 @@ fn load_on_a_store_keeps_the_law() {
     play("load_on_a_store", story::play_store_load);
 }
 
-#[cfg(feature = "tokio")]
+#[cfg(feature = "fleet")]
 #[test]
 fn fleet_on_redis_agrees() {
     play("fleet_on_redis", fleet::play);
 }
 
-#[cfg(all(feature = "store", feature = "tokio"))]
+#[cfg(all(feature = "store", feature = "fleet"))]
 #[test]
 fn fleet_on_a_store_agrees() {
     play("fleet_on_a_store", fleet::play_store);
