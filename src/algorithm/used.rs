@@ -1,8 +1,6 @@
 //! The units of a quota that are in use, and when they are freed, for the conversion of a state to
 //! another quota.
 
-use smallvec::SmallVec;
-
 use crate::quota::spec::Oldest;
 
 /// The exact number of units in use, as a fraction: `parts / of`.
@@ -73,7 +71,7 @@ pub(crate) struct Carried {
     pub(super) used: Used,
     /// The dated units, in the order in which they are freed. The sum of the dated units is the number
     /// of units in use, rounded up.
-    pub(super) dated: SmallVec<[Dated; 4]>,
+    pub(super) dated: Vec<Dated>,
     /// The last tick, if the old quota is a step bucket.
     pub(super) tick: Option<u64>,
     /// The period, the sub-window, and the rule for the oldest sub-window, if the old quota is a log or a sliding

@@ -4,9 +4,7 @@
 //! Lists follow RFC 9651 and the rules of the drafts. The text of an item is kept as it is, because
 //! it may have parameters that this crate does not know.
 
-use smallvec::SmallVec;
-
-pub(crate) type Items<'a> = SmallVec<[ListMember<'a>; 2]>;
+pub(crate) type Items<'a> = Vec<ListMember<'a>>;
 
 /// The kinds of lists, each with an item for each policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,8 @@ pub(crate) mod header_names;
 pub(crate) mod json;
 #[cfg(any(feature = "_redis", feature = "store", feature = "status"))]
 pub(crate) mod keyed_hash;
+pub(crate) mod number_map;
+pub(crate) mod order;
 pub(crate) mod random;
 #[cfg(test)]
 pub(crate) mod sampling;

@@ -5,10 +5,11 @@
 //! a limiter again, of requests that wait for places, of paced bodies, and of a client's requests.
 //! The lines differ in the event after which the first waiter may go.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
 use std::task::Waker;
 
+use super::number_map::NumberMap;
 use super::wakers::Wakers;
 
 /// This many waiters at the front of a line are *foremost*: their timers are set to the instants at
@@ -21,7 +22,7 @@ pub(crate) const SPARE: usize = 64;
 
 /// The waiters of one line, ordered by turn.
 #[derive(Debug)]
-pub(crate) struct WaitList<T>(BTreeMap<u64, Waiter<T>>);
+pub(crate) struct WaitList<T>(NumberMap<Waiter<T>>);
 
 #[derive(Debug)]
 struct Waiter<T> {
@@ -33,7 +34,7 @@ struct Waiter<T> {
 
 impl<T> Default for WaitList<T> {
     fn default() -> Self {
-        Self(BTreeMap::new())
+        Self(NumberMap::default())
     }
 }
 
@@ -53,43 +54,43 @@ impl<T> WaitList<T> {
 
     /// Returns whether this waiter is in the line.
     pub(crate) fn has(&self, turn: u64) -> bool {
-        self.0.contains_key(&turn)
+        self.0.has(turn)
     }
 
     /// Returns the line's data about a waiter, for a change.
     pub(crate) fn get_mut(&mut self, turn: u64) -> Option<&mut T> {
-        self.0.get_mut(&turn).map(|waiter| &mut waiter.own)
+        self.0.get_mut(turn).map(|waiter| &mut waiter.own)
     }
 
     /// Returns the turn of the first waiter, and the line's data about it.
     pub(crate) fn first(&self) -> Option<(u64, &T)> {
-        self.0.first_key_value().map(|(turn, waiter)| (*turn, &waiter.own))
+        self.0.first().map(|(turn, waiter)| (turn, &waiter.own))
     }
 
     /// Returns the line's data about the first waiter, for a change.
     pub(crate) fn first_mut(&mut self) -> Option<&mut T> {
-        self.0.values_mut().next().map(|waiter| &mut waiter.own)
+        self.0.first_mut().map(|waiter| &mut waiter.own)
     }
 
     /// Returns the line's data about the foremost waiters, in their order.
     pub(crate) fn foremost(&self) -> impl Iterator<Item = &T> {
-        self.0.values().take(FOREMOST).map(|waiter| &waiter.own)
+        self.0.foremost(FOREMOST).map(|waiter| &waiter.own)
     }
 
     /// Returns the number of waiters before this waiter, or `None` if it is not among the foremost.
     pub(crate) fn position(&self, turn: u64) -> Option<usize> {
-        self.0.keys().take(FOREMOST).position(|foremost| *foremost == turn)
+        self.0.position(turn, FOREMOST)
     }
 
     /// Returns the instant to which a waiter's timer is set, in microseconds.
     pub(crate) fn armed_us(&self, turn: u64) -> Option<u64> {
-        self.0.get(&turn).map(|waiter| waiter.armed_us)
+        self.0.get(turn).map(|waiter| waiter.armed_us)
     }
 
     /// Records that a waiter sleeps until `until_us`, or until `waker` wakes it. The waiter's previous
     /// waker is added to `wakers`, to be dropped.
     pub(crate) fn sleep(&mut self, turn: u64, until_us: u64, waker: Waker, wakers: &mut Wakers) {
-        match self.0.get_mut(&turn) {
+        match self.0.get_mut(turn) {
             Some(waiter) => {
                 waiter.armed_us = until_us;
                 wakers.to_drop.extend(waiter.waker.replace(waker));
@@ -100,7 +101,7 @@ impl<T> WaitList<T> {
 
     /// Records the instant to which a waiter's timer is set.
     pub(crate) fn arm(&mut self, turn: u64, until_us: u64) {
-        if let Some(waiter) = self.0.get_mut(&turn) {
+        if let Some(waiter) = self.0.get_mut(turn) {
             waiter.armed_us = until_us;
         }
     }
@@ -114,24 +115,26 @@ impl<T> WaitList<T> {
 
     /// Removes a waiter. It is not woken.
     pub(crate) fn remove(&mut self, turn: u64, wakers: &mut Wakers) -> Option<T> {
-        let waiter = self.0.remove(&turn)?;
+        let waiter = self.0.remove(turn)?;
         wakers.to_drop.extend(waiter.waker);
         Some(waiter.own)
     }
 
     /// Wakes the first waiter. It stays in the line.
     pub(crate) fn wake_first(&mut self, wakers: &mut Wakers) {
-        wakers.to_wake.extend(self.0.values_mut().next().and_then(|waiter| waiter.waker.take()));
+        wakers.to_wake.extend(self.0.first_mut().and_then(|waiter| waiter.waker.take()));
     }
 
     /// Wakes the foremost waiters whose timers are set too late. `until_us` gets a waiter's position
     /// and returns the instant at which the waiter may go, or `None` if the waiter need not be woken.
     pub(crate) fn wake_foremost(&mut self, mut until_us: impl FnMut(usize, &T) -> Option<u64>, wakers: &mut Wakers) {
-        for (position, waiter) in self.0.values_mut().take(FOREMOST).enumerate() {
+        let mut position = 0;
+        self.0.change_foremost(FOREMOST, |waiter| {
             if until_us(position, &waiter.own).is_some_and(|until_us| waiter.armed_us > until_us) {
                 wakers.to_wake.extend(waiter.waker.take());
             }
-        }
+            position += 1;
+        });
     }
 }
 

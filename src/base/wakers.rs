@@ -2,16 +2,14 @@
 
 use std::task::Waker;
 
-use smallvec::SmallVec;
-
 use crate::base::sync::contained;
 
 /// Wakers that were taken out of a line. Waking or dropping a waker runs the application's code, which may drop another
 /// waiting request and thereby lock the line again. So wakers are woken and dropped after the lock is released.
 #[derive(Default)]
 pub(crate) struct Wakers {
-    pub(crate) to_wake: SmallVec<[Waker; 2]>,
-    pub(crate) to_drop: SmallVec<[Waker; 2]>,
+    pub(crate) to_wake: Vec<Waker>,
+    pub(crate) to_drop: Vec<Waker>,
 }
 
 impl Wakers {

@@ -12,14 +12,14 @@ use super::prepared::PreparedHeader;
 use super::text::Text;
 
 /// Names of policies, as quoted strings.
-type PolicyNames<'a> = SmallVec<[&'a [u8]; 4]>;
+type PolicyNames<'a> = Vec<&'a [u8]>;
 
 /// Merges the layer's lists with the response's lists. Each of the layer's lists is the last line of
 /// its header.
 pub(super) fn merged<'a>(
     headers: &HeaderMap,
     lists: impl Iterator<Item = (&'a PreparedHeader, List)> + Clone,
-) -> SmallVec<[Option<HeaderValue>; 2]> {
+) -> SmallVec<[Option<HeaderValue>; 4]> {
     let mut values = SmallVec::new();
     for (header, list) in lists.clone() {
         match joined(headers, header, list) {
@@ -62,8 +62,8 @@ fn may_be_of(own: Option<&HeaderValue>, item: &ListMember<'_>) -> bool {
 fn merged_by_policy<'a>(
     headers: &HeaderMap,
     lists: impl Iterator<Item = (&'a PreparedHeader, List)>,
-) -> SmallVec<[Option<HeaderValue>; 2]> {
-    let both: SmallVec<[(List, Items<'_>, Items<'_>); 2]> = lists
+) -> SmallVec<[Option<HeaderValue>; 4]> {
+    let both: Vec<(List, Items<'_>, Items<'_>)> = lists
         .map(|(header, list)| {
             let (theirs, ours) = lines(headers, header);
             (list, items(theirs, list), items([ours].into_iter(), list))

@@ -225,7 +225,7 @@ impl PreparedHeaders {
             !sent.iter().any(|own| own.name == *name)
                 && singles.any(|own| are_of_one_family(own.name.as_str(), name.as_str()))
         };
-        let relatives: SmallVec<[HeaderName; 2]> = headers.keys().filter(|name| is_relative(name)).cloned().collect();
+        let relatives: Vec<HeaderName> = headers.keys().filter(|name| is_relative(name)).cloned().collect();
         for name in &relatives {
             headers.remove(name);
         }

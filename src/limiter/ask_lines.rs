@@ -30,12 +30,13 @@
 //! caller asks instead. The late caller keeps its turn, and is the first again as soon as its future is
 //! polled. So a future that is not polled delays the other callers only once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use super::place_lines::LineStep;
+use crate::base::number_map::NumberMap;
 use crate::base::sync::{AtomicU64, Mutex, Ordering, contained, lock};
 use crate::base::time::micros_ceil;
 use crate::base::wait_list::{FOREMOST, WaitList, remove_line};
@@ -83,9 +84,9 @@ struct AskLine {
     /// The callers that wait, with their costs.
     waiters: WaitList<u64>,
     /// The costs of the callers that did not ask in time, keyed by turn.
-    passed_over: BTreeMap<u64, u64>,
+    passed_over: NumberMap<u64>,
     /// The calls to the limiter that are under way, keyed by the turns of their callers.
-    asking: BTreeMap<u64, Asking>,
+    asking: NumberMap<Asking>,
     /// The instant at which the first caller may ask.
     due_us: u64,
     /// The units that the last decision left, minus the units for which callers are asking.
@@ -223,7 +224,7 @@ impl AskLine {
 
     /// Returns the instant until which a caller sleeps, or `None` if it asks now.
     fn poll(&mut self, turn: u64, now_us: u64, until_us: u64, waker: Waker, wakers: &mut Wakers) -> Option<u64> {
-        if let Some(cost) = self.passed_over.remove(&turn) {
+        if let Some(cost) = self.passed_over.remove(turn) {
             self.waiters.add(turn, cost);
         }
         let cost = self.waiters.get_mut(turn).map_or(0, |cost| *cost);
@@ -262,7 +263,7 @@ impl AskLine {
     /// Notes that a caller's call begins now, and that the limiter does not answer it at once. If a caller sends two
     /// calls, one after the other, the second call is measured.
     fn note_sent(&mut self, turn: u64, now_us: u64) {
-        if let Some(asking) = self.asking.get_mut(&turn) {
+        if let Some(asking) = self.asking.get_mut(turn) {
             (asking.is_sent, asking.since_us) = (true, now_us);
         }
     }
@@ -301,7 +302,7 @@ impl AskLine {
 
     /// Puts a caller that the limiter denied back into its position in the line.
     fn note_denied(&mut self, turn: u64, now_us: u64, wait_us: u64) {
-        let Some(asking) = self.asking.remove(&turn) else { return };
+        let Some(asking) = self.asking.remove(turn) else { return };
         self.waiters.add(turn, asking.cost);
         (self.spare, self.released) = (0, 0);
         // An answer at once may be a remembered denial. The limiter repeats it until the wait is over, so an earlier
@@ -317,7 +318,7 @@ impl AskLine {
     /// Removes a caller that was admitted. `remaining` units are left, and the next unit comes back after `next_us`
     /// microseconds.
     fn note_admitted(&mut self, turn: u64, now_us: u64, remaining: u64, next_us: u64) {
-        let asking = self.asking.remove(&turn);
+        let asking = self.asking.remove(turn);
         let trip_us = match asking.filter(|asking| asking.is_sent) {
             Some(asking) => self.measure(asking, now_us),
             None => self.trip_us.unwrap_or(0),
@@ -345,14 +346,14 @@ impl AskLine {
 
     /// Removes a caller whose call failed. Two other callers may ask.
     fn note_failed(&mut self, turn: u64, now_us: u64) {
-        self.asking.remove(&turn);
+        self.asking.remove(turn);
         (self.released, self.due_us) = (self.released.saturating_add(2), now_us);
     }
 
     /// Removes a caller that no longer waits.
     fn leave(&mut self, turn: u64, now_us: u64, wakers: &mut Wakers) {
-        self.passed_over.remove(&turn);
-        if self.asking.remove(&turn).is_some() {
+        self.passed_over.remove(turn);
+        if self.asking.remove(turn).is_some() {
             self.due_us = now_us;
         }
         let was_first = self.waiters.first().is_some_and(|(first, _)| first == turn);

@@ -16,11 +16,10 @@
 //! become earlier than their timers, and then set their timers anew. So no request departs later than the limiter
 //! said. A request that moved up departs in its new slot if the task of at least one of the foremost waiters runs.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::task::{Context, Poll, Waker, ready};
 
-use smallvec::SmallVec;
-
+use crate::base::number_map::NumberMap;
 use crate::base::sync::{Mutex, contained, lock};
 use crate::base::wait_list::{WaitList, remove_line};
 use crate::base::wakers::Wakers;
@@ -57,9 +56,9 @@ struct DepartureLine {
     slots: VecDeque<Slot>,
     waiters: WaitList<()>,
     /// The receipts of waiters that may depart but have not been polled since, keyed by turn number.
-    departed: BTreeMap<u64, Option<Receipt>>,
+    departed: NumberMap<Option<Receipt>>,
     /// The receipts of past slots that no waiter used, keyed by turn number.
-    unused: BTreeMap<u64, Receipt>,
+    unused: NumberMap<Receipt>,
     /// True while a thread refunds the free slots.
     is_refunding: bool,
 }
@@ -112,7 +111,7 @@ impl DepartureLines {
     /// at which the request has to poll again, if nothing wakes it earlier.
     fn poll(&self, turn: &DepartureTurn, now_us: u64, waker: &Waker) -> Result<Option<Receipt>, u64> {
         let waker = waker.clone();
-        let polled = self.with_line(turn, now_us, |line, wakers| match line.departed.remove(&turn.number) {
+        let polled = self.with_line(turn, now_us, |line, wakers| match line.departed.remove(turn.number) {
             Some(receipt) => {
                 wakers.to_drop.push(waker);
                 Ok(receipt)
@@ -126,8 +125,8 @@ impl DepartureLines {
     /// slot is past. `refund` is called with the receipts of free slots, newest first, unless another thread refunds
     /// them.
     fn leave(&self, turn: &DepartureTurn, now_us: u64, refund: impl FnMut(Vec<Receipt>)) {
-        let leave = |line: &mut DepartureLine, wakers: &mut Wakers| match line.departed.remove(&turn.number) {
-            Some(receipt) => line.unused.extend(receipt.map(|receipt| (turn.number, receipt))),
+        let leave = |line: &mut DepartureLine, wakers: &mut Wakers| match line.departed.remove(turn.number) {
+            Some(receipt) => receipt.into_iter().for_each(|receipt| line.unused.insert(turn.number, receipt)),
             None => line.leave(turn.number, wakers),
         };
         self.with_line(turn, now_us, leave).unwrap_or_default();
@@ -179,7 +178,7 @@ impl DepartureLines {
 #[derive(Default)]
 pub(crate) struct DepartureTurns {
     /// Each turn comes with the index of its charge.
-    turns: SmallVec<[(usize, DepartureTurn); 1]>,
+    turns: Vec<(usize, DepartureTurn)>,
     alarm: Alarm,
 }
 
@@ -257,8 +256,11 @@ impl DepartureLine {
     /// Takes out the receipts of the free slots, newest first.
     fn take_free(&mut self) -> Vec<Receipt> {
         let free = self.slots.drain(self.waiters.len().min(self.slots.len())..).rev();
-        let free = free.filter_map(|slot| slot.receipt);
-        free.chain(std::mem::take(&mut self.unused).into_values().rev()).collect()
+        let mut free: Vec<Receipt> = free.filter_map(|slot| slot.receipt).collect();
+        while let Some((_, receipt)) = self.unused.pop_last() {
+            free.push(receipt);
+        }
+        free
     }
 
     /// Releases the waiters whose slots are due.

@@ -1,10 +1,13 @@
 //! The policies that layers use with a limiter, to detect layers that contradict each other.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
+use crate::base::number_map::NumberMap;
+use crate::base::order::sort_indices;
 use crate::base::sync::{Mutex, lock};
 use crate::policy::Policy;
 
@@ -16,12 +19,12 @@ use crate::policy::Policy;
 #[derive(Default)]
 pub struct PolicyRegistry(Arc<Mutex<SetupsByName>>);
 
-/// The setups of each policy name, keyed by the name's fingerprint. A name has one setup unless layers
-/// contradict each other.
-type SetupsByName = HashMap<u64, BTreeMap<PolicySetup, Users>>;
+/// The users of each policy name, keyed by the name's fingerprint and by the fingerprint of their setup. A name has one
+/// setup unless layers contradict each other.
+type SetupsByName = HashMap<u64, NumberMap<Users>>;
 
 /// A layer's setup of one policy name. Two layers agree about a name if their setups are equal.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PolicySetup {
     /// The fingerprints of the policies of this name. Plans have several.
     quotas: Vec<u64>,
@@ -31,6 +34,7 @@ struct PolicySetup {
 
 /// The layers with one setup of a name.
 struct Users {
+    setup: PolicySetup,
     count: usize,
     policies: Vec<Policy>,
 }
@@ -38,7 +42,8 @@ struct Users {
 /// A layer's entry in a registry. Dropping the entry removes the layer from the registry.
 pub(crate) struct Entered {
     registry: Arc<Mutex<SetupsByName>>,
-    setups: Vec<(u64, PolicySetup)>,
+    /// The fingerprints of each name and of its setup.
+    setups: Vec<(u64, u64)>,
 }
 
 /// Two layers with different setups of one name.
@@ -66,18 +71,21 @@ impl PolicyRegistry {
 
     /// Enters the policies of a layer.
     pub(crate) fn enter(&self, policies: &[Policy]) -> Entered {
-        let mut own = policies.to_vec();
-        own.sort_by_key(Policy::name_fingerprint);
+        let name = |at: usize| policies.get(at).map(Policy::name_fingerprint);
+        let mut order: Vec<usize> = (0..policies.len()).collect();
+        sort_indices(&mut order, &|one, other| (name(one), one).cmp(&(name(other), other)));
+        let own: Vec<Policy> = order.into_iter().filter_map(|at| policies.get(at).cloned()).collect();
         let mut names = lock(&self.0);
         let mut setups = Vec::new();
         for policies in own.chunk_by(|one, next| one.name_fingerprint() == next.name_fingerprint()) {
             let Some(name) = policies.first().map(Policy::name_fingerprint) else { continue };
             let setup = PolicySetup::of(policies);
-            let users = names.entry(name).or_default().entry(setup.clone());
-            let users = users.or_insert(Users { count: 0, policies: Vec::new() });
-            users.count += 1;
-            users.policies = policies.to_vec(); // the latest quota, if the policy follows a switch
-            setups.push((name, setup));
+            let fingerprint = foldhash::quality::FixedState::default().hash_one(&setup);
+            let users = names.entry(name).or_default();
+            let count = users.get(fingerprint).map_or(0, |users| users.count) + 1;
+            // The latest quota counts, if the policy follows a switch.
+            users.insert(fingerprint, Users { setup, count, policies: policies.to_vec() });
+            setups.push((name, fingerprint));
         }
         Entered { registry: Arc::clone(&self.0), setups }
     }
@@ -88,9 +96,12 @@ impl PolicySetup {
         // Layers that share a switch do not contradict each other, even while only some of the layers use the switch's
         // new quota.
         let one = |policy: &Policy| policy.switch().map_or(policy.fingerprint(), |switch| switch as u64);
-        let mut quotas: Vec<u64> = policies.iter().map(one).collect();
-        quotas.sort_unstable();
-        quotas.dedup();
+        let mut quotas: Vec<u64> = Vec::with_capacity(policies.len());
+        for quota in policies.iter().map(one) {
+            if let Err(at) = quotas.binary_search(&quota) {
+                quotas.insert(at, quota);
+            }
+        }
         Self { quotas, unnamed: policies.iter().find_map(Policy::unnamed) }
     }
 }
@@ -102,12 +113,12 @@ impl Entered {
         let names = lock(&self.registry);
         self.setups.iter().find_map(|(name, setup)| {
             let setups = names.get(name)?;
-            let own = &setups.get(setup)?.policies;
-            let (other_setup, others) = setups.iter().find(|(other, _)| *other != setup)?;
+            let Users { setup, policies: own, .. } = setups.get(*setup)?;
+            let others = setups.foremost(2).find(|other| other.setup != *setup)?;
             let lacking = |of: &[Policy], others: &[Policy]| of.iter().find(|policy| !others.contains(policy)).cloned();
             let other = lacking(&others.policies, own).or_else(|| others.policies.first().cloned())?;
             let own = lacking(own, &others.policies).or_else(|| own.first().cloned())?;
-            Some(Contradiction { own, other, unnamed: other_setup.quotas == setup.quotas })
+            Some(Contradiction { own, other, unnamed: others.setup.quotas == setup.quotas })
         })
     }
 }
@@ -117,10 +128,10 @@ impl Drop for Entered {
         let mut names = lock(&self.registry);
         for (name, setup) in &self.setups {
             let Entry::Occupied(mut setups) = names.entry(*name) else { continue };
-            if let Some(users) = setups.get_mut().get_mut(setup) {
+            if let Some(users) = setups.get_mut().get_mut(*setup) {
                 users.count -= 1;
                 if users.count == 0 {
-                    setups.get_mut().remove(setup);
+                    setups.get_mut().remove(*setup);
                 }
             }
             if setups.get().is_empty() {

@@ -2,8 +2,6 @@
 
 use std::sync::{Arc, Weak};
 
-use smallvec::SmallVec;
-
 use super::decide::delay::Delays;
 use super::diagnostics::Diagnostics;
 use super::discard::Discard;
@@ -279,7 +277,7 @@ impl<L: Limiter> Compiled<L> {
         // limiter has the units.
         let delays = self.delays.as_ref().filter(|_| !self.settings.max_message_wait.is_zero());
         let of = |refund: &Refund| (refund.policy.clone(), refund.key.clone());
-        let refunded: SmallVec<[(Policy, Key); 1]> = delays.iter().flat_map(|_| refunds.iter().map(of)).collect();
+        let refunded: Vec<(Policy, Key)> = delays.iter().flat_map(|_| refunds.iter().map(of)).collect();
         let reply = self.limiter.refund(refunds);
         if let Some(delays) = delays {
             refunded.iter().for_each(|(policy, key)| delays.let_first_ask(policy, key));

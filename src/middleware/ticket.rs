@@ -250,7 +250,7 @@ impl Ticket {
     #[cold]
     pub(super) fn refund_and_report<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let taken = (0..self.charges.len()).map(|at| (at, self.taken(at)));
-        let units: SmallVec<[(usize, u64); 2]> = taken.filter(|(_, units)| *units > 0).collect();
+        let units: Vec<(usize, u64)> = taken.filter(|(_, units)| *units > 0).collect();
         self.refund(layer);
         for (at, units) in units {
             self.update(layer, at, units, 0);

@@ -242,7 +242,7 @@ fn options_of(quota: Quota) -> Vec<&'static str> {
 
 /// If a known phrase differs from the first words by at most two letters, returns a question that suggests this
 /// phrase. Otherwise returns an empty text.
-fn similar<'a>(words: &[&str], known: impl Iterator<Item = &'a str>) -> String {
+fn similar(words: &[&str], known: &mut dyn Iterator<Item = &str>) -> String {
     let letters = |phrase: &str| phrase.len().div_ceil(4).min(2);
     let distances = known.filter_map(|phrase| {
         let written: Vec<&str> = words.iter().take(phrase.split(' ').count()).copied().collect();
@@ -378,7 +378,7 @@ impl<'a> WordReader<'a> {
             if is_named { Vec::new() } else { Algorithm::timed().map(Algorithm::as_str).collect() };
         let options = options_of(quota);
         let rest = self.words.get(at..).unwrap_or_default();
-        let mut hint = similar(rest, algorithms.iter().chain(&options).copied());
+        let mut hint = similar(rest, &mut algorithms.iter().chain(&options).copied());
         let (first, own, options) = (*rest.first().unwrap_or(&""), quota.algorithm(), options.join(", "));
         let word = QuotedWord(first);
         if hint.is_empty() && quota.calendar_windows().is_some() {
@@ -430,7 +430,7 @@ impl<'a> WordReader<'a> {
         let unit = self.next().unwrap_or_default();
         let Some(known) = CalendarUnit::ALL.iter().find(|known| known.as_str() == unit) else {
             let units = CalendarUnit::ALL.map(CalendarUnit::as_str);
-            let hint = similar(&[unit], units.into_iter());
+            let hint = similar(&[unit], &mut units.into_iter());
             return Err(self.error(&format!(
                 "{} stands where `{}` should be{hint}",
                 QuotedWord(unit),
@@ -519,7 +519,7 @@ impl<'a> WordReader<'a> {
             let names = UNITS.iter().map(|(_, _, names)| *names).chain(LONG_UNITS.iter().map(|(_, names)| *names));
             let hint = match calendar_unit_of_others(unit) {
                 Some(meant) => format!(" (did you mean `calendar {}`?)", meant.as_str()),
-                None => similar(&[unit], names.flatten().copied().chain(["calendar"])),
+                None => similar(&[unit], &mut names.flatten().copied().chain(["calendar"])),
             };
             return Err(self.error(&format!(
                 "{} is not a unit of time: year, month (30 days), week, d, h, min, s, ms, µs, or `calendar month`{}",

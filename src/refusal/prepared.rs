@@ -105,7 +105,7 @@ impl PreparedRefusals {
                 return body.clone();
             }
         }
-        let names: SmallVec<[&str; 8]> = outcome.violated_once().map(|status| status.policy().name()).collect();
+        let names: SmallVec<[&str; 4]> = outcome.violated_once().map(|status| status.policy().name()).collect();
         match outcome.wait() {
             Wait::Never => self.refusals.limited_body(&names, Some(TOO_COSTLY)),
             _ => self.refusals.limited_body(&names, in_progress(outcome).as_deref()),

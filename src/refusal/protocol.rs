@@ -98,12 +98,19 @@ fn has_te_trailers(headers: &HeaderMap) -> bool {
 /// Returns whether the client accepts the `-text` type. Returns `None` if it names neither this type nor the binary
 /// type. A client that names only one of the two types, with the weight 0, gets the other type.
 fn accepts_text(headers: &HeaderMap) -> Option<bool> {
-    let ranges = headers.get_all(ACCEPT).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    let kinds = ranges.take(MEMBERS_MAX).filter_map(|range| match of_type(range) {
-        Protocol::GrpcWeb { text } => Some((!is_unacceptable(range), text)),
-        _ => None,
-    });
-    kinds.max().map(|(is_accepted, text)| text == is_accepted)
+    let (mut best, mut members) = (None, 0);
+    for value in headers.get_all(ACCEPT) {
+        for range in value.as_bytes().split(|byte| *byte == b',') {
+            members += 1;
+            if members > MEMBERS_MAX {
+                break;
+            }
+            if let Protocol::GrpcWeb { text } = of_type(range) {
+                best = best.max(Some((!is_unacceptable(range), text)));
+            }
+        }
+    }
+    best.map(|(is_accepted, text)| text == is_accepted)
 }
 
 #[cfg(test)]

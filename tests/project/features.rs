@@ -83,8 +83,11 @@ fn rules_change_no_dependency_of_others() {
 
 #[test]
 fn library_does_not_depend_on_what_the_program_needs() {
-    let of_the_library =
-        packages(root(), "tower-ratelimit", "axum,tonic,tokio,fleet,tracing,metrics,retry,serde,status,rules,conformance");
+    let of_the_library = packages(
+        root(),
+        "tower-ratelimit",
+        "axum,tonic,tokio,fleet,tracing,metrics,retry,serde,status,rules,conformance",
+    );
     let of_the_program = packages(root(), "tower-ratelimit-cli", "");
     for name in OF_THE_PROGRAM {
         assert!(!has(&of_the_library, name), "the library depends on {name}");

@@ -14,11 +14,11 @@
 //! So after a pause one request is sent as a probe. If the probe's response says how many units
 //! remain, this number of requests follows. If responses do not say what remains, the window, which
 //! is one after a pause, grows by one for each success: two requests follow, then four, then eight.
-use std::collections::BTreeMap;
 use std::task::Waker;
 
 use super::heard::{Heard, unnamed_wait_us};
 use super::rate::Rate;
+use crate::base::number_map::NumberMap;
 use crate::base::wait_list::WaitList;
 use crate::base::wakers::Wakers;
 
@@ -92,7 +92,7 @@ pub(super) struct KeyLine {
     waiters: WaitList<SendWindow>,
     /// The requests that have been released from the line but not polled since. Maps the turn that
     /// a request got when it joined the line to the number that it got when it was released.
-    granted: BTreeMap<u64, u64>,
+    granted: NumberMap<u64>,
     /// Whether requests ask the client's own quotas, one after the other, before they are sent.
     asks: bool,
     /// The turn of the request that is asking the client's own quotas.
@@ -122,7 +122,7 @@ impl KeyLine {
             sent_us: 0,
             turns: 0,
             waiters: WaitList::default(),
-            granted: BTreeMap::new(),
+            granted: NumberMap::default(),
             asks,
             asking: None,
             used_us: 0,
@@ -185,7 +185,7 @@ impl KeyLine {
                 self.granted.insert(turn, number);
             }
         }
-        if let Some(number) = self.granted.remove(&turn) {
+        if let Some(number) = self.granted.remove(turn) {
             wakers.to_drop.push(waker);
             return Polled::Sent(number);
         }
@@ -208,7 +208,7 @@ impl KeyLine {
     /// Removes a request that waits, or that has been released from the line but not polled since.
     pub(super) fn leave(&mut self, turn: u64, wakers: &mut Wakers) {
         self.waiters.remove(turn, wakers);
-        if let Some(number) = self.granted.remove(&turn) {
+        if let Some(number) = self.granted.remove(turn) {
             self.take_back(turn, number);
         }
         self.wake_foremost(wakers);

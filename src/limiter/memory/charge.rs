@@ -1,11 +1,10 @@
 //! The step that locks, reads, decides and writes, for any number of charges and any states.
 
-use std::collections::HashSet;
-
 use smallvec::SmallVec;
 
 use crate::algorithm::carry::NewState;
 use crate::algorithm::{Decider, Pair, TakeMode};
+use crate::base::order::sort_indices;
 use crate::base::sync::{Ordering, contained};
 use crate::base::time::Timestamp;
 use crate::base::wait::Wait;
@@ -78,6 +77,17 @@ impl States {
         }
     }
 
+    /// Does what [`update`](Self::update) does. This is compiled only once, for all that is rare.
+    #[inline(never)]
+    fn update_rarely<'a>(
+        &'a self,
+        hold: &dyn Fn() -> LockedKey<'a>,
+        events: &mut PendingEvents<'_>,
+        change: &dyn Fn(&mut LockedKey<'_>),
+    ) -> bool {
+        self.update(hold, events, |hold, _| change(hold)).1
+    }
+
     /// Takes all charges or none, and returns whether it took them. If `takes` is false, nothing is taken, and
     /// the result says whether all charges would be taken. The charges should be for different (policy, key)
     /// pairs.
@@ -109,15 +119,14 @@ impl States {
     ) -> Result<bool, NoRoom> {
         decisions.clear();
         let mut holds: SmallVec<[LockedKey<'_>; INLINE]> = SmallVec::new();
-        let mut keys: HashSet<Fingerprint> = HashSet::new();
         let has_many = charges.len() > MANY;
         for charge in charges {
             let mut hold = self.hold(charge.policy, charge.key);
-            hold.is_twice = match has_many {
-                true => !keys.insert(hold.key),
-                false => holds.iter().any(|other| other.key == hold.key),
-            };
+            hold.is_twice = !has_many && holds.iter().any(|other| other.key == hold.key);
             holds.push(hold);
+        }
+        if has_many {
+            mark_repeated(&mut holds);
         }
         let set = LockedSet::lock(self, holds.as_mut_slice());
         // Reads the clock after the locks, as in `update`.
@@ -212,18 +221,33 @@ impl States {
             self.resets.fetch_add(1, Ordering::Relaxed);
         }
         self.queue_refunds.forget(self.fingerprint(policy, key));
-        self.update(|| self.hold(policy, key), &mut PendingEvents::of(self), |hold, _| hold.clear());
+        self.update_rarely(&|| self.hold(policy, key), &mut PendingEvents::of(self), &|hold| hold.clear());
         self.place_lines.wake_first(policy, key);
     }
 
     /// Replaces the state of a key with a state that was kept elsewhere. Returns whether there was room.
     pub(super) fn replace<'a>(
         &'a self,
-        hold: impl Fn() -> LockedKey<'a>,
+        hold: &dyn Fn() -> LockedKey<'a>,
         kept: &NewState,
         events: &mut PendingEvents<'_>,
     ) -> bool {
-        self.update(hold, events, |hold, _| hold.adopt(kept.clone())).1
+        self.update_rarely(hold, events, &|hold| hold.adopt(kept.clone()))
+    }
+}
+
+/// Marks the charges of keys that an earlier charge has.
+#[cold]
+fn mark_repeated(holds: &mut [LockedKey<'_>]) {
+    let key = |at: usize| holds.get(at).map(|hold| hold.key.bits());
+    let mut order: Vec<usize> = (0..holds.len()).collect();
+    sort_indices(&mut order, &|one, other| (key(one), one).cmp(&(key(other), other)));
+    let repeated = order.windows(2).filter_map(|pair| match pair {
+        [first, next] if key(*first) == key(*next) => Some(*next),
+        _ => None,
+    });
+    for at in repeated.collect::<Vec<_>>() {
+        holds.get_mut(at).into_iter().for_each(|hold| hold.is_twice = true);
     }
 }
 

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::locked_key::LockedKey;
 use super::slot_table::SlotRef;
 use super::states::{States, stripe_of};
+use crate::base::order::sort_indices;
 use crate::base::sync::MutexGuard;
 
 /// The number of states that a request can lock without an allocation.
@@ -49,8 +50,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
     #[cold]
     fn find_under_stripes(&mut self) -> bool {
         let missing = self.holds.as_mut().iter().filter(|hold| hold.slot.is_none() && !hold.is_twice);
-        let mut stripes: SmallVec<[usize; INLINE]> = missing.map(|hold| stripe_of(hold.key)).collect();
-        stripes.sort_unstable();
+        let mut stripes: SmallVec<[usize; 2 * INLINE]> = missing.map(|hold| stripe_of(hold.key)).collect();
+        sort_indices(&mut stripes, &|one, other| one.cmp(&other));
         stripes.dedup();
         self.stripes = stripes.iter().map(|stripe| self.states.lock_stripe(*stripe)).collect();
         // This search also finds a key that got its slot or was moved after the first search. A key that the search
@@ -101,13 +102,15 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
     #[inline(never)]
     fn lock_found_of_many(&mut self) -> bool {
         let holds = self.holds.as_mut();
-        let placed = |(at, hold): (usize, &LockedKey<'_>)| Some((hold.slot?.address(), at));
-        let mut order: Vec<(usize, usize)> = holds.iter().enumerate().filter_map(placed).collect();
-        order.sort_unstable();
+        let address =
+            |holds: &[LockedKey<'_>], at: usize| holds.get(at).and_then(|hold| hold.slot).map(SlotRef::address);
+        let mut order: Vec<usize> = (0..holds.len()).filter(|at| address(holds, *at).is_some()).collect();
+        sort_indices(&mut order, &|one, other| address(holds, one).cmp(&address(holds, other)));
         let mut last = None;
-        for (address, at) in order {
-            let Some(hold) = holds.get_mut(at).filter(|_| last != Some(address)) else { return false };
-            last = Some(address);
+        for at in order {
+            let address = address(holds, at);
+            let Some(hold) = holds.get_mut(at).filter(|_| last != address) else { return false };
+            last = address;
             hold.locked = hold.slot.and_then(|slot| slot.lock_key(hold.key));
             // Another key got the slot between the search and the lock. The caller searches again.
             if hold.locked.is_none() {

@@ -257,7 +257,7 @@ impl States {
         if moves == 0 || !self.is_pinned(seen) || self.is_free(seen, now) {
             return None;
         }
-        let others: SmallVec<[Seen<'_>; SLOTS_PER_LINE]> = self.table.elsewhere(seen).collect();
+        let others: SmallVec<[Seen<'_>; 2 * SLOTS_PER_LINE]> = self.table.elsewhere(seen).collect();
         let to = if self.pinned_beside(*others.first()?, &others, now) < PINNED_MAX {
             match others.iter().find(|to| self.is_free(**to, now)) {
                 Some(free) => self.lock_free_slot(*free)?,

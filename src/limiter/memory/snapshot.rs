@@ -40,7 +40,7 @@ struct SavedState {
     /// The index of the policy.
     policy: usize,
     /// The dated entries of a log, or the pair of any other state.
-    entries: SmallVec<[(u64, u64); 1]>,
+    entries: SmallVec<[(u64, u64); 2]>,
 }
 
 impl Snapshot {
@@ -68,7 +68,7 @@ impl Snapshot {
         states: &States,
         seen: Seen<'_>,
         now: Now,
-        positions: &mut HashMap<u16, usize>,
+        positions: &mut HashMap<u64, usize>,
     ) -> Option<SavedState> {
         let (version, known) = (version_of(seen.tag), states.versions.known());
         let policy = known.policy(version)?;
@@ -77,7 +77,7 @@ impl Snapshot {
             (chain, LoadedState::Entries) => states.arena().view(&chain).iter().collect(),
             _ => return None,
         };
-        let policy = *positions.entry(version).or_insert_with(|| {
+        let policy = *positions.entry(version.into()).or_insert_with(|| {
             self.policies.push(policy.clone());
             self.policies.len() - 1 // at least one
         });
@@ -107,7 +107,7 @@ impl Snapshot {
                 _ => None,
             };
             let Some(kept) = kept.filter(|_| *version != UNNUMBERED) else { continue };
-            if !states.replace(|| LockedKey::new(state.key, *version, policy.quota()), &kept, &mut events) {
+            if !states.replace(&|| LockedKey::new(state.key, *version, policy.quota()), &kept, &mut events) {
                 events.evicted(is_throttled(rules, &kept, now));
             }
         }

@@ -10,6 +10,7 @@ use foldhash::quality::RandomState;
 use ipnet::IpNet;
 
 use crate::base::head::Head;
+use crate::base::order::sort_indices;
 use crate::error::{ConfigError, labelled};
 use crate::key::{AddressSource, IntoKey, Key, parse_network, peer_address, translated_ipv4};
 use crate::middleware::rule::Read;
@@ -252,12 +253,15 @@ impl AccessList {
     /// [`set`](Self::set) can read each of the returned texts, such as `203.0.113.7/32`.
     #[must_use]
     pub fn networks(&self) -> Vec<(String, Access)> {
-        let mut networks: Vec<(IpNet, Access)> = {
+        let networks: Vec<(IpNet, Access)> = {
             let table = self.read();
             table.networks.each.iter().map(|(network, access)| (*network, *access)).collect()
         };
-        networks.sort_unstable_by_key(|(network, _)| *network);
-        networks.into_iter().map(|(network, access)| (network.to_string(), access)).collect()
+        let network = |at: usize| networks.get(at).map(|(network, _)| *network);
+        let mut order: Vec<usize> = (0..networks.len()).collect();
+        sort_indices(&mut order, &|one, other| network(one).cmp(&network(other)));
+        let entries = order.into_iter().filter_map(|at| networks.get(at));
+        entries.map(|(network, access)| (network.to_string(), *access)).collect()
     }
 
     /// Returns the keys of the list that were set by [`set_key`](Self::set_key), with their entries, in no order.

@@ -81,8 +81,8 @@ pub(crate) fn refuses(charges: &[Charged], at: usize) -> bool {
 
 impl Ticket {
     /// Returns the indices of the charges of rules whose block is closed but does not enforce.
-    pub(crate) fn closed(&self) -> SmallVec<[usize; 4]> {
-        let mut closed: SmallVec<[usize; 4]> = SmallVec::new();
+    pub(crate) fn closed(&self) -> Vec<usize> {
+        let mut closed: Vec<usize> = Vec::new();
         for (at, block) in self.charges.iter().enumerate() {
             if let Effect::OnRefusal { of } = block.effect {
                 if block.mode != Mode::Enforce && !block.decision.is_allowed() {
@@ -99,8 +99,8 @@ impl Ticket {
     #[cold]
     pub(crate) fn take_nothing_while_closed<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let closed = self.closed();
-        let mut receipts: SmallVec<[_; 4]> = SmallVec::new();
-        let mut taken: SmallVec<[(usize, u64); 4]> = SmallVec::new();
+        let mut receipts: SmallVec<[_; 2]> = SmallVec::new();
+        let mut taken: Vec<(usize, u64)> = Vec::new();
         for at in closed.iter().copied() {
             if let Some(receipt) = self.charges.get_mut(at).and_then(|charged| charged.decision.take_receipt()) {
                 taken.push((at, receipt.units()));

@@ -8,7 +8,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
-use smallvec::SmallVec;
 
 use super::account::Unpaced;
 use super::accounts::BodyAccount;
@@ -21,7 +20,7 @@ use crate::policy::Policy;
 
 /// The paces of one body. The slowest of them decides.
 #[derive(Default)]
-pub(crate) struct BodyPaces(SmallVec<[BodyPace; 1]>);
+pub(crate) struct BodyPaces(Vec<BodyPace>);
 
 /// One pace of a body.
 struct BodyPace {

@@ -7,7 +7,6 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use foldhash::quality::RandomState;
-use smallvec::SmallVec;
 
 use crate::base::head::Head;
 use crate::base::sync::contained;
@@ -86,7 +85,7 @@ struct Shared<T> {
 
 struct Table<T> {
     /// The overrides of each key, in the order in which they were made.
-    keys: HashMap<Key, SmallVec<[Entry<T>; 1]>, RandomState>,
+    keys: HashMap<Key, Vec<Entry<T>>, RandomState>,
     count: usize,
     /// When the table reaches this number of entries, the ended entries are removed.
     swept_at: usize,
@@ -269,7 +268,7 @@ impl<T: Clone> Overrides<T> {
         let now = self.0.clock.now();
         let mut entries: Vec<_> = {
             let table = self.table();
-            let held = |(key, entries): (&Key, &SmallVec<[Entry<T>; 1]>)| {
+            let held = |(key, entries): (&Key, &Vec<Entry<T>>)| {
                 let held = entries.iter().filter(|entry| entry.holds(now));
                 held.map(|entry| (entry.number, key.clone(), Arc::clone(&entry.value), entry.ends)).collect::<Vec<_>>()
             };
@@ -320,7 +319,7 @@ impl<T> Table<T> {
             keep(entries, |entry| entry.holds(now), removed);
             !entries.is_empty()
         });
-        self.count = self.keys.values().map(SmallVec::len).sum();
+        self.count = self.keys.values().map(Vec::len).sum();
         // While the table has room, sweeps look on average at no more than two entries for each new entry.
         self.swept_at = (2 * self.count).max(SWEPT_FROM);
         self.shrink();
@@ -361,11 +360,7 @@ impl<T> Table<T> {
 
 /// Removes the entries that `is_kept` does not keep, and puts their values into `removed`, so that no value is
 /// dropped here.
-fn keep<T>(
-    entries: &mut SmallVec<[Entry<T>; 1]>,
-    mut is_kept: impl FnMut(&Entry<T>) -> bool,
-    removed: &mut Vec<Arc<T>>,
-) {
+fn keep<T>(entries: &mut Vec<Entry<T>>, mut is_kept: impl FnMut(&Entry<T>) -> bool, removed: &mut Vec<Arc<T>>) {
     entries.retain(|entry| {
         let is_kept = is_kept(entry);
         if !is_kept {

@@ -7,6 +7,7 @@ use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
 use crate::base::head::Head;
+use crate::base::order::sort_indices;
 use crate::key::original_uri;
 
 /// A pattern for the path of a request, in the form of axum's routes: `/users/{id}/posts`, `/files/{*path}`. Segments
@@ -112,7 +113,7 @@ impl PathIndex {
         if let Some(path) = with_plain_slashes(path) {
             self.root.find(&path, &mut found);
         }
-        found.sort_unstable();
+        sort_indices(&mut found, &|one, other| one.cmp(&other));
         found.dedup();
         found
     }

@@ -361,7 +361,7 @@ impl<B, L: Limiter> InLine<B, L> {
     /// Asks the limiter for the request's charges. Returns `None` if there is no request any more.
     fn ask(&self, how: How) -> Option<LineAnswer<L>> {
         let (_, ticket) = self.held.as_ref()?;
-        let policies: SmallVec<[Option<Policy>; 4]> =
+        let policies: Vec<Option<Policy>> =
             ticket.charges.iter().map(|charged| charged.policy_in_line(&self.layer)).collect();
         let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
         for (charged, policy) in ticket.charges.iter().zip(&policies) {

@@ -8,7 +8,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::Request;
-use smallvec::SmallVec;
 
 use super::delays::{Counted, Delays};
 use crate::base::head::Head;
@@ -73,8 +72,7 @@ impl Ticket {
     /// taken.
     pub(crate) fn refuse_to_wait<L>(&mut self, layer: &Compiled<L>, refund_and_report: impl FnOnce(&mut Self)) {
         let waiting = self.charges.iter().enumerate().filter(|(_, charged)| makes_wait(charged));
-        let delays: SmallVec<[(usize, Duration); 1]> =
-            waiting.map(|(at, charged)| (at, charged.decision.delay())).collect();
+        let delays: Vec<(usize, Duration)> = waiting.map(|(at, charged)| (at, charged.decision.delay())).collect();
         refund_and_report(self);
         for (at, delay) in delays {
             let Some(charged) = self.charges.get_mut(at) else { continue };
