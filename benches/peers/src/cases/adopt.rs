@@ -106,6 +106,8 @@ impl Application {
     fn cargo(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new("cargo");
         command.current_dir(&self.0).args(arguments).env("CARGO_TARGET_DIR", self.0.join("target"));
+        // Cargo compiles a dependency in a folder incrementally, which takes longer, and one of a registry not.
+        command.env("CARGO_INCREMENTAL", "0");
         let output = command.output().expect("cargo is installed");
         assert!(output.status.success(), "cargo {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         output
