@@ -14,8 +14,8 @@
 //! remaining units, even if these are fewer than its cost. The decision on a forced charge says whether the key is
 //! closed after the charge.
 //!
-//! A window begins only with its first strike. A key may therefore stay open after up to `2·limit − 2`
-//! strikes within one period.
+//! A window begins only with its first strike, so the strikes of two windows, at most `limit − 1` each, can lie
+//! within one period. A key may therefore stay open after up to `2·limit − 2` strikes within one period.
 //!
 //! # 2 Parameters
 //!
@@ -290,8 +290,8 @@ impl Block {
         pack(BlockParts { span_us: view.forget.abs_diff(end), counts })
     }
 
-    /// Returns the view without the block that the strikes of the receipt `own` helped to begin. The
-    /// strikes `left` remain.
+    /// Returns the view without the block that the strikes of the receipt `own` helped to begin. `left` has the
+    /// strikes that remain.
     fn reopened(&self, now: u64, left: CountedStrikes, own: Pair) -> BlockView {
         let BlockParts { span_us, counts } = unpack(own.n);
         let forget = if counts & 1 == 1 { own.at + span_us } else { own.at.saturating_sub(span_us) };
@@ -382,7 +382,7 @@ impl PairAlgorithm for Block {
 
     /// Counts a charge on refusal as a strike in two cases: the key is open and one of the charges to which it
     /// belongs was refused, or the key is closed and the quota counts denied requests. In all other cases, the
-    /// charge only looks.
+    /// charge takes nothing.
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let TakeMode::OnRefusal { refused } = how else {
             let (cost, force) = how.plainly(cost);
@@ -456,8 +456,9 @@ impl PairAlgorithm for Block {
         unpack(state.n).span_us <= PERIOD_US_MAX
     }
 
-    /// Whether the state lies further ahead than any block can put it. A block that was made by hand may be
-    /// longer than the quota's own blocks. A block that was made by hand is clamped to its own length.
+    /// Returns whether the state's instant is further ahead than the instant of any block can be. A block that was
+    /// made by hand may be longer than the quota's own blocks. A block that was made by hand is clamped to its own
+    /// length.
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         state.at.saturating_sub(now) > PERIOD_US_MAX + self.lasting.memory_us
     }

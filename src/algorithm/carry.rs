@@ -24,8 +24,8 @@ pub(crate) enum NewState {
 pub(crate) enum Fit {
     /// The converted state is written only with an admitted charge, a forced charge or a refund.
     Fits,
-    /// Even a denied charge writes the converted state: some of its units are freed later than `longest_us` from
-    /// now, or it is the state of a block that closes its key or has a moved instant.
+    /// Even a denied charge writes the converted state, for one of two reasons. Some units of the state are freed
+    /// later than `longest_us` from now. Or the state is a block's, and closes its key or has a moved instant.
     Ahead,
     /// The converted state is never written. More units are in use than this quota could store, so writing would
     /// forget units.
@@ -90,7 +90,7 @@ impl Decider {
 }
 
 impl PairDecider {
-    /// Moves a state back if it lies further ahead of `now` than this quota can put a state.
+    /// Moves a state back if it lies further ahead of `now` than any state that this quota makes.
     pub(crate) fn brought_back(&self, state: Pair, now: u64) -> Option<Pair> {
         self.get().take_over(&self.get().carried(state, now, false), now)
     }

@@ -7,8 +7,8 @@
 //!
 //! If the clock steps back by at most a period, time stands still for the key. If the clock steps back further, all
 //! entries become one entry in the first sub-window that begins no earlier than now. No entry begins before that
-//! sub-window: each write drops the entries that have expired when the newest entry begins, and the newest entry is
-//! more than a period ahead of now.
+//! sub-window: the newest entry is more than a period ahead of now, and each write drops the entries that have
+//! expired at the start of the newest entry.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Algorithm, Oldest, Spec};

@@ -188,7 +188,7 @@ impl<N: Parts> Gcra<N> {
     // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Returns the result of a charge on a state that is `ahead` of now. [`describe`](Self::describe) turns the
-    /// result into a decision. Returns `None` if the state is further ahead than the quota can put it.
+    /// result into a decision. Returns `None` if the state is further ahead than any state that the quota makes.
     ///
     /// `look` and `describe` are separate functions so that a limiter that retries a write describes
     /// the decision only once.
@@ -319,8 +319,8 @@ impl<N: Parts> Gcra<N> {
         }
     }
 
-    /// Returns the span to an instant, or `None` if the instant is further ahead than the quota can put
-    /// it.
+    /// Returns the span to an instant, or `None` if the instant is further ahead than in any state that the quota
+    /// makes.
     #[inline(always)]
     fn met(&self, Ahead { us, num }: Ahead) -> Option<Span<N>> {
         let l = self.l.get();
@@ -385,7 +385,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
     fn is_behind(&self, state: Pair, now: u64, own: Pair) -> bool {
         let num = |pair: Pair| pair.n.min(self.l.get() - 1);
         let is_later = (own.at, num(own)) < (state.at, num(state));
-        // A slot that ends within this microsecond is still ahead, by its numerator.
+        // A slot whose end is `now` plus a numerator is still ahead.
         let is_ahead = (own.at, num(own)) > (now, 0);
         self.queue.is_some() && is_ahead && is_later && !self.backlog(Some(state), now).1
     }
@@ -431,8 +431,8 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
 
     #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
-        // A cost that is one above the capacity is denied like any higher cost. A forced cost above 0 to a quota
-        // without units is sent as 1, because the script takes a cost of 0 for a peek.
+        // A cost above the capacity is sent as the capacity plus 1, which is denied in the same way. A forced cost
+        // above 0 to a quota without units is sent as 1, because the script takes a cost of 0 for a peek.
         let most = if force { self.most().max(1) } else { self.burst + 1 };
         let span = self.span(cost.min(most));
         let (bound, bound_num) =

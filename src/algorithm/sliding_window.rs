@@ -12,11 +12,11 @@
 //! `Counted` guarantees at most `limit` units in any trailing period. `Weighted` and `Dropped` guarantee at most
 //! `limit` units in any trailing `period·(1 − 1/buckets)`, and at most `2·limit` units in any period.
 //!
-//! In the long run, `Dropped` admits exactly `limit` units per period. `Weighted` admits fewer units per period than
-//! `limit`. The difference is at most the number of units that the oldest sub-window counts for while the period
-//! covers only its last microsecond. This number is one, unless the limit is higher than the number of microseconds
-//! in a sub-window. `Counted` admits only `limit` units per `period·(1 + 1/buckets)`, which its guarantee requires.
-//! Use many buckets with `Counted`.
+//! In the long run, `Dropped` admits exactly `limit` units per period. `Weighted` admits fewer units per period
+//! than `limit`. The difference is at most the number of units that the oldest sub-window still counts when the
+//! period covers only the last microsecond of this sub-window. This number is one, unless the limit is higher than
+//! the number of microseconds in a sub-window. `Counted` admits only `limit` units per `period·(1 + 1/buckets)`,
+//! which its guarantee requires. Use many buckets with `Counted`.
 //!
 //! # 2 Parameters
 //!

@@ -43,8 +43,7 @@ pub(crate) struct Transition {
 pub(crate) enum TakeMode {
     IfAllowed,
     Force,
-    /// The charge is taken only if one of the charges to which it belongs was refused. Otherwise it only
-    /// looks.
+    /// The charge is taken only if one of the charges to which it belongs was refused. Otherwise it takes nothing.
     OnRefusal {
         refused: bool,
     },
@@ -91,15 +90,16 @@ pub(crate) trait PairAlgorithm {
     /// numbers.
     fn could_be(&self, state: Pair) -> bool;
 
-    /// Returns whether the state is further ahead of `now` than the quota can put it, so that a decision would move
-    /// the state back. The state is ahead if the clock stepped back, or if `now` was read before the state.
+    /// Returns whether the state is further ahead of `now` than any state that the quota makes, so that a decision
+    /// would move the state back. The state is ahead if the clock stepped back, or if `now` was read before the
+    /// state.
     fn is_clamped(&self, state: Pair, now: u64) -> bool;
 
     /// Returns whether a decision at `now` would begin a new count, although the old count would be valid at an
-    /// earlier instant. The old count is in this state, or in one that has expired. For such a decision, the
-    /// clock has to be read after the state: if the clock were read first and then stepped back, the decision
-    /// would forget units that still count. A bucket forgets nothing, because the instant at which the bucket is
-    /// empty only moves ahead.
+    /// earlier instant. The old count is in this state. If there is no state, the old count may have been in a
+    /// state that has expired. For such a decision, the clock has to be read after the state: if the clock were
+    /// read first and then stepped back, the decision would forget units that still count. A bucket forgets
+    /// nothing, because the instant at which the bucket is empty only moves ahead.
     #[inline(always)]
     fn counts_anew(&self, _state: Option<Pair>, _now: u64) -> bool {
         false

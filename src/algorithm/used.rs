@@ -134,9 +134,9 @@ impl Carried {
     }
 
     /// Returns the entries as the new quota counts them, the oldest first. The returned entries keep at most the
-    /// newest `most` units, and at most `each` units in one entry. Not each entry is rounded up, but the sum of
-    /// the newest entries: of the newest one, of the newest two, and so on. So after older entries have expired,
-    /// the sum of the remaining entries was rounded up only once.
+    /// newest `most` units, and at most `each` units in one entry. The sums of the newest entries are rounded up:
+    /// of the newest one, of the newest two, and so on. Each entry is the difference of two such sums. So after
+    /// older entries have expired, the sum of the remaining entries was rounded up only once.
     pub(super) fn scaled(&self, entries: &[(u64, u64)], most: u64, each: u64) -> Vec<(u64, u64)> {
         let (mut sum, mut before) = (0_u64, 0);
         let mut scaled: Vec<(u64, u64)> = Vec::new();

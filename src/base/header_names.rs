@@ -179,8 +179,8 @@ pub(crate) fn are_of_one_family(name: &str, other: &str) -> bool {
     group(name).is_some_and(|own| group(other) == Some(own))
 }
 
-/// Returns `rest` without `word`, if `rest` begins or ends with `word`. If `rest` is a period and
-/// equals `word`, returns the period, because it names the group.
+/// Returns `rest` without `word`, if `rest` begins or ends with `word`. If `rest` equals `word`, returns an empty
+/// text, unless `word` is a period. A period is kept, because it names the group of headers.
 fn without<'a>(rest: &'a str, word: &str) -> Option<&'a str> {
     if rest == word {
         return Some(if period(rest).is_some() { rest } else { "" });

@@ -26,9 +26,9 @@ const ANSWER_US: u64 = 3;
 /// The most microseconds by which a reading may be behind the system's clock right after an answer.
 const BEHIND_US: u64 = ANSWER_US + 3; // each of three numbers is rounded down
 
-/// A thread asks the system itself after the counter was trusted `PATIENCE` times as long as usual. By then the
-/// counter's slower clock is behind the system by more than [`BEHIND_US`], so the system's answer minus
-/// [`BEHIND_US`] is not earlier than the thread's readings of the counter.
+/// If another thread still asks after `PATIENCE` times the usual time of trust, this thread asks the system itself,
+/// and subtracts [`BEHIND_US`] from the answer. The slower clock is behind the system by more than [`BEHIND_US`] by
+/// then, so the result is not earlier than the readings before it.
 const _: () = assert!(BEHIND_US < PATIENCE * TRUSTED_US / SLOWER);
 
 /// The maximum number of times that the system is asked until an answer is quick enough.
@@ -94,8 +94,9 @@ impl Counter {
         let since = ticks.wrapping_sub(self.answered.load(Ordering::Acquire));
         let _one = match try_lock(&self.asking) {
             Some(one) => one,
-            // The thread that holds `asking` may have been suspended. Or it has just noted an answer that is newer
-            // than `ticks`, so that `since` is below zero and wraps.
+            // While another thread asks, the counter is trusted for longer, but not forever, because that thread
+            // may have been suspended. If that thread has just noted an answer that is newer than `ticks`, `since`
+            // is below zero and wraps. The sum is then below `trusted`.
             None if since.wrapping_add(self.trusted) < self.trusted.saturating_mul(PATIENCE) => {
                 return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
             }

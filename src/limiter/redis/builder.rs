@@ -23,9 +23,8 @@ use crate::limiter::remote::{Checks, Flights, Options, shared_options};
 /// How long `connect` waits for the first connection to a server that refuses connections.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// The least and the longest time that `connect` waits for the first connection to a server that may be far, and then
-/// again for the answer about the user's rights. If four deadlines are between these times, `connect` waits for four
-/// deadlines.
+/// `connect` waits for four deadlines, but at least and at most these times, for the first connection to a server
+/// that may be far. To measure round trips and to check the user's rights may each take the same time again.
 const FAR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
 
 /// Sets up a [`RedisLimiter`].

@@ -71,8 +71,8 @@ impl RedisLimiter {
         self.0.load()
     }
 
-    /// Returns to Redis the units of [concurrency limits](Quota::concurrent) that this process holds, and
-    /// closes the connections that were opened for this limiter. Later checks fail.
+    /// Closes the limiter, and the connections that were opened for it. The units of
+    /// [concurrency limits](Quota::concurrent) that this process holds go back to Redis. Later checks fail.
     ///
     /// A task of the limiter's runtime returns the units. The task takes at most a check's [deadline] for each 64
     /// keys. If the runtime ends before the task, the units [lapse].

@@ -53,8 +53,9 @@
 //!   next call for the key, and at the latest after *L*/30. A lost return is corrected in the same way.
 //! * After a reconnect, a process first reports how many units of a key it holds, and then takes more units of that
 //!   key.
-//! * After a failover, places that were returned after the last replication may count again. A process that holds no
-//!   other place of the key does not renew its row. Such places then count until the row lapses, within *L*.
+//! * After a failover, places that were returned after the last replication may count again until their process
+//!   renews its row. A process that holds no other place of the key does not renew its row. Its places then count
+//!   until the row lapses, within *L*.
 //! * A denial is remembered for at most 10 ms, and a return of a place by the same process removes the denial.
 //! * A reset frees the places of all processes.
 //!
@@ -75,9 +76,9 @@
 //!   another process held it, and for less time if the wait is short.
 //! * A process asks at most 200 times a second. With lines for more than 100 keys, each line asks more
 //!   rarely.
-//! * A process whose last request leaves the line tells Redis at once, with a call for which no request
-//!   waits. A killed process delays the other processes until Redis forgets its request: for 1 s, or with
-//!   lines for more than 100 keys, for twice the time between two calls.
+//! * A process whose last request leaves the line tells Redis at once, with a call for which no request waits. A
+//!   killed process tells Redis nothing, so it delays the other processes until Redis forgets its request. This
+//!   takes 1 s. With lines for more than 100 keys, it takes twice the time between two calls.
 //! * The order between processes is not exact: Redis learns of a request only when the request is the first
 //!   of its line.
 //! * A failed call does not end the wait. If six calls fail in a row, the request is decided like a request whose
@@ -144,8 +145,8 @@
 //!
 //! * A place is returned to the limiter that it was taken from.
 //! * A process that was away for longer than *L* takes its places back by force when it runs again, even if other
-//!   processes have taken them meanwhile. If Redis forgot places, because Redis lost its data or the process of the
-//!   places was away, the observer gets [`PlacesForgotten`](crate::observe::LimiterEvent::PlacesForgotten).
+//!   processes have taken them meanwhile. Redis forgets places if it loses its data, or if their process is away.
+//!   The observer then gets [`PlacesForgotten`](crate::observe::LimiterEvent::PlacesForgotten).
 //! * A process over a store does not learn that it was away. Such a process renews its rows within *L*/3, and
 //!   from then on the store counts the rows again.
 //!

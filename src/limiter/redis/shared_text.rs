@@ -17,7 +17,7 @@ use crate::limiter::{BoxFuture, REPORTS_MAX, SharedText, TextRead, VersionedText
 static TEXT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("shared_text.lua")));
 static REPORTS: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("reports.lua")));
 
-/// The time that a call may take. No request waits for it.
+/// The time that a call may take. No request waits for such a call.
 const CALL: Duration = Duration::from_secs(1);
 
 /// The text that processes share in a limiter's Redis.

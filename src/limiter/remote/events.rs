@@ -199,8 +199,7 @@ impl Events {
         }
     }
 
-    /// Records a failure. Returns the text of a failure that has to be reported, and counts this failure as
-    /// reported.
+    /// Records a failure. If the failure has to be reported, returns its text, and counts it as reported.
     fn due_text(&self, kind: StoreErrorKind, error: &dyn Error) -> Option<String> {
         let now = Instant::now();
         let mut failures = self.failures();

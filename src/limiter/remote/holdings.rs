@@ -120,7 +120,8 @@ struct Holding {
     calls: u32,
     resets: u32,
     epoch: Epoch,
-    /// An epoch had a base, so calls of that epoch may arrive when the row is gone.
+    /// True if an epoch had a base. If a late call of that epoch found no row, the store would count the base
+    /// again. So the row is kept while calls are under way.
     had_base: bool,
     /// The store's row may be wrong, so the next call begins an epoch.
     is_doubtful: bool,
@@ -334,7 +335,8 @@ impl Holdings {
         if row.resets > holding.resets {
             holding.resets = row.resets;
             (holding.run, holding.held, holding.under_way) = (self.next_run(), 0, 0);
-            // The holding is doubtful, because the store refuses calls of earlier epochs only while the row exists.
+            // Begins an epoch and keeps the row, because the store refuses calls of earlier epochs only while the
+            // row exists.
             (holding.is_doubtful, holding.had_base) = (true, true);
         }
     }

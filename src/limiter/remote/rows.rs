@@ -197,8 +197,8 @@ impl KeyRows {
         Met { at, units, others, is_moved }
     }
 
-    /// Returns the instant since which a process' first request has waited, according to the process' first
-    /// report of that request.
+    /// Returns the instant since which the first request of a process waits. Only the process's first report of the
+    /// request sets this instant.
     fn since(&self, holder: u64, first: FirstInLine, now: u64) -> u64 {
         let own = self.line.iter().find(|one| one.holder == holder && one.number == first.number);
         own.map_or_else(|| now.saturating_sub(micros_floor(first.waited)), |own| own.since)

@@ -57,14 +57,13 @@ impl Pending {
         Charge { policy, key, cost: *cost, effect: *effect, arrival: *arrival }
     }
 
-    /// Takes the receipt out of the decision, and returns it as a refund. The decision then reports
-    /// the state as if nothing had been taken: the exact remaining units, and no wait that is too
-    /// short.
+    /// Takes the receipt out of the decision, and returns it as a refund. The decision then reports the state as if
+    /// nothing had been taken. The remaining units are exact. A wait may be too long, but not too short.
     fn refund(&mut self) -> Option<Refund> {
         let decision = self.decision.as_mut()?;
         let receipt = decision.take_receipt();
         // A charge on refusal has taken something only if it has a receipt. A forced charge in debt adds nothing to
-        // the units that are left, because no unit was left before it.
+        // the units that are left, because no unit was left before the charge.
         let on_refusal = matches!(self.effect, Effect::OnRefusal { .. });
         let in_debt = self.effect == Effect::Force && decision.remaining() == 0;
         let taken = receipt.as_ref().map_or(if on_refusal { 0 } else { self.cost }, Receipt::units);

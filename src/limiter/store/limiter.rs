@@ -100,8 +100,8 @@ impl<S: Store> StoreLimiter<S> {
         self.0.load()
     }
 
-    /// Closes the limiter, and returns the units of [concurrency limits](Quota::concurrent) that this process
-    /// holds. Later checks fail.
+    /// Closes the limiter. The units of [concurrency limits](Quota::concurrent) that this process holds go back to
+    /// the store. Later checks fail.
     ///
     /// A task of the limiter's runtime returns the units. The task takes at most a check's
     /// [deadline] for each 64 keys. If the runtime ends before the task, the units [lapse].

@@ -120,7 +120,7 @@ type Swapping<'a, S> = (Party<'a, S>, Decided);
 struct FlightResult {
     /// True if the store has decided any of the flight's requests.
     is_answered: bool,
-    /// The maximum number of conflicts that a party had with other processes.
+    /// The number of conflicts with other processes, of the party that had the most.
     conflicts: u32,
 }
 

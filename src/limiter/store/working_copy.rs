@@ -69,7 +69,7 @@ pub(super) struct StoreCharge {
     /// The units to take, or to refund.
     pub(super) cost: u64,
     pub(super) effect: Effect,
-    /// The charge that a refund returns.
+    /// The instant and the number in the receipt that a refund returns.
     pub(super) own: Pair,
     /// The claim of this process, if the policy is a concurrency limit.
     pub(super) claim: Claim,
@@ -523,8 +523,8 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
     match (is_not_made, is_unknown, is_gone) {
         (true, ..) => Evidence::NotMade,
         (_, true, _) => Evidence::None,
-        // If the value is gone, this process or another process has removed it as intended. A second decision could
-        // return the same units twice.
+        // If the value is gone, the removal counts as made, whichever process made it. If the requests were decided
+        // again, the same units could be returned twice.
         (.., true) if only_removes => Evidence::Made,
         (.., true) => Evidence::Gone,
         // Peeks change nothing, so it does not matter whether they were made.

@@ -16,7 +16,7 @@ pub(super) struct CallFailure {
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// The connection ended before the answer came, or was not made. The call may have run.
+    /// The connection ended before the answer came, or could not be made. A call that was sent may have run.
     Lost,
     /// There is no connection, so the call was not sent.
     NotConnected,
@@ -42,7 +42,7 @@ pub(super) enum Cause {
 }
 
 impl Cause {
-    /// Returns `true` if the script did not run, and is sent again, to this server or another.
+    /// Returns `true` if the script did not run. It is then sent again, to this server or another.
     pub(super) fn is_sent_again(&self) -> bool {
         matches!(self, Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain)
     }

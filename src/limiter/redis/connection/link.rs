@@ -66,7 +66,8 @@ pub(super) struct Link {
     pub(super) breaker_opened: Notify,
     /// Notified when there is a new connection to a server that is believed dead.
     pub(super) reconnected: Notify,
-    /// Notified when the server said too late that it does not know a script, so no check sends the text.
+    /// Notified when a check learned too late that the server does not know a script, and had no time to send the
+    /// text.
     lacks_script: Notify,
     /// The number of connections that were made, plus the number of those that have ended. So the sum is odd
     /// while there is a connection.
@@ -417,7 +418,8 @@ impl Link {
         self.by_name_or_text(self.probe.script, run).await.map(drop)
     }
 
-    /// Waits until the server lacks a script although checks call it, and lets the server learn the script.
+    /// Waits until a check had no time to send the script's text to a server that does not know the script. Then
+    /// sends the text with a probe.
     pub(super) async fn teach(&self) {
         self.lacks_script.notified().await;
         drop(self.probe(Instant::now() + LONGEST_ROUND_TRIP).await);

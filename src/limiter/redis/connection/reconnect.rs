@@ -21,12 +21,12 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The interval at which a server that is believed dead is probed, unless the deadline is long.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
-/// The least time between two texts of the script for a server that answers too late.
+/// The least time between two probes that send the script's text to a server that answers too late.
 const TEACH_EVERY: Duration = Duration::from_secs(1);
 
-/// A server that has been believed dead for this time gets a new connection, in case only the old connection is dead.
-/// The time is shorter if there is a connection, because an answer may have been lost on it. Then each later call on
-/// this connection would get the answer to the call before it.
+/// A server that has been believed dead for this time gets a new connection, in case only the old connection is
+/// dead. The time is shorter if there is a connection, because the connection may have lost an answer. Each later
+/// call would then get the answer to the call before it.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_IF_CONNECTED: Duration = Duration::from_millis(500);
 
@@ -46,7 +46,8 @@ pub(super) async fn keep(link: Arc<Link>, settings: ConnectionSettings) {
     );
 }
 
-/// Begins anew after a panic. The connection and the closure for credentials may be the application's code.
+/// Runs a task, and runs it anew after a panic: the connection and the closure for credentials may be the
+/// application's code, which can panic.
 async fn through_panics<F: Future<Output = ()>>(run: impl Fn() -> F) {
     while AssertUnwindSafe(run()).catch_unwind().await.is_err() {
         sleep(Pauses::longest()).await;
@@ -99,8 +100,8 @@ async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
     }
 }
 
-/// Sends the text of the script to a server that forgot it and whose answers are all too late: a check has no time left
-/// for the text. Sends it rarely, because such a server or its link may be overloaded.
+/// Sends the script's text to a server that forgot the script and answers so late that no check has time left to
+/// send the text. Sends the text rarely, because such a server, or the network to it, may be overloaded.
 async fn teach(link: &Link) {
     loop {
         link.teach().await;

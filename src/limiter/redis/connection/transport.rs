@@ -127,7 +127,7 @@ impl<'a> Command<'a> {
 /// The reply to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RedisReply {
-    /// No value, or a value of a type that replies to this crate's commands do not have.
+    /// No value, or a value of a type that no reply to this crate's commands has.
     Other,
     Integer(i64),
     Bytes(Bytes),

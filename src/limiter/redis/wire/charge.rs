@@ -80,8 +80,8 @@ impl WireCharge {
         }
     }
 
-    /// Returns the units that this allowed charge took, where `denied` has the same meaning as in [`how`](Self::how).
-    /// A forced charge in debt counts as 0, because nothing was left before it.
+    /// Returns the units that this allowed charge took, where `denied` has the same meaning as in
+    /// [`how`](Self::how). A forced charge in debt counts as 0, because no unit was left before the charge.
     pub(super) fn taken(&self, decision: &ChargeDecision, denied: impl FnMut(usize) -> bool) -> u64 {
         match self.how(denied) {
             TakeMode::OnRefusal { refused: false } => 0,

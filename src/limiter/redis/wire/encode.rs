@@ -17,8 +17,8 @@ use super::charge::WireCharge;
 use crate::base::time::micros_floor;
 use crate::limiter::remote::Claim;
 
-/// The kind of a state in Redis. The number of a kind stands in forms and, in the bits below the format's
-/// version, at the beginning of a value.
+/// The kind of a state in Redis. A form contains the number of a kind. A value has the number in the lower half of
+/// its first byte, below the format's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum StateKind {

@@ -30,12 +30,12 @@
 //!
 //! # The reply
 //!
-//! The reply is one string: the number of the call, the time as a double, and the answer to each request. The number
-//! shows that the reply belongs to this call. Redis does not number replies, so after a lost reply every later call
-//! would get the reply to another call. An answer is one byte for each key, and the data that follows the byte
-//! (see [`decode`]). For most algorithms the script returns the state that it found, and the algorithm in this
-//! process computes the report from that state. For a list, whose entries stay in Redis, the script answers
-//! with the whole decision.
+//! The reply is one string: the number of the call, the time as a double, and the answer to each request. The
+//! number shows that the reply belongs to this call. Redis does not number replies. So after a lost reply, each
+//! later call would take the reply to another call for its own. An answer is one byte for each key, and the data
+//! that follows the byte (see [`decode`]). For most algorithms the script returns the state that it found, and the
+//! algorithm in this process computes the report from that state. For a list, whose entries stay in Redis, the
+//! script answers with the whole decision.
 //!
 //! # The value
 //!
@@ -137,7 +137,7 @@ pub(super) fn probe() -> Call {
 
 /// Returns the number of the call, and the program, with the windows at an instant.
 fn program(requests: &[&WireRequest], number: u64, now: u64) -> Bytes {
-    // Reserves room for one run only, because the requests of a call are usually alike.
+    // Reserves room for the first run only. The requests of a call are usually alike, and then share that run.
     let run = requests.first().map_or(0, |request| request.run.len());
     let mut program = Vec::with_capacity(size_of::<u64>() + run);
     program.extend_from_slice(&number.to_le_bytes());

@@ -23,7 +23,7 @@ impl<'a> SplitAnswers<'a> {
     /// Returns the next request and its index, unless all requests are answered or a request has failed.
     ///
     /// A strike cannot be refunded. So the charges that may still refuse the request come first. If one of them
-    /// refuses the request, a strike is not taken but only looked at, unless it counts refused requests.
+    /// refuses the request, a strike is not taken, unless the strike's quota counts refused requests.
     pub(in crate::limiter::redis) fn next(&self) -> Option<(usize, WireRequest)> {
         let open = || (0..self.decisions.len()).filter(|at| self.decisions[*at].is_none());
         let partners = |at: usize| self.whole.charges[at].partners.as_ref();

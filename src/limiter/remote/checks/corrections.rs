@@ -124,9 +124,9 @@ impl<B: Backend> Checks<B> {
         let mut result = Ok(());
         while let Some((refund, callers)) = self.queue_refunds.next(tag) {
             let checks = Arc::downgrade(self);
-            // Either this loop or the callback of the answer sends the next refund: the one that gets here later. If
-            // the runtime has ended, the callback runs within `correct`, so the loop sends the next refund. If the
-            // callback sent it, this function would recurse once for each refund.
+            // Either this loop or the callback of the answer sends the next refund: the one that gets here later.
+            // If the runtime has ended, `correct` itself calls the callback, so the loop gets here later. If the
+            // callback sent the next refund even then, this function would recurse once for each refund.
             let is_later = Arc::new(AtomicBool::new(false));
             let answer_is_later = Arc::clone(&is_later);
             let sent = self.correct(self.refund_request(&refund), move |answer| {

@@ -247,7 +247,7 @@ impl<B: Backend> Checks<B> {
     }
 }
 
-/// Puts the bids into their charges.
+/// Puts each bid into the charge at its index.
 fn put_bids(set: &mut Set, bids: Vec<(usize, Box<Bid>)>) {
     bids.into_iter().for_each(|(at, bid)| set[at].bid = Some(bid));
 }

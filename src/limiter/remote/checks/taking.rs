@@ -14,8 +14,9 @@ use crate::limiter::remote::flights::Receiver;
 use crate::limiter::remote::set::{self, Indices, Pending, Set};
 use crate::limiter::remote::unanswered::Unanswered;
 
-/// The maximum number of times that charges are sent if a key is reset during each call. Each charge of a concurrency
-/// limit adds one try: its key may have been reset before, and an answer names only one such key.
+/// Charges are sent again if the answer names a key that was reset. They are sent at most this number of times, and
+/// once more for each charge of a concurrency limit, because each of their keys may have been reset and an answer
+/// names only one key.
 const TRIES: usize = 2;
 
 /// The receiver of the answer to some charges of a set. The flight owns the receiver, so the answer is noted even if

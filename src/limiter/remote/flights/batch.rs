@@ -59,7 +59,7 @@ pub(crate) struct CallLimits {
 }
 
 impl CallLimits {
-    /// Returns by how much a flight with this many units counts towards the window. A call over its own connection
+    /// Returns how much of the window a flight with this number of units uses. A call over its own connection
     /// counts as one, because its duration depends on the round trip and the store's disk, and hardly on the number
     /// of units.
     pub(super) fn counted(self, units: usize) -> u64 {
@@ -75,8 +75,8 @@ impl CallLimits {
 pub(crate) enum Calls {
     /// The calls share a connection. The number of calls follows from the duration of a call.
     Pipelined,
-    /// The maximum is this number. Each call uses its own connection, or a call costs the store the same whether it is
-    /// sent alone or together with other calls.
+    /// The maximum is this number. The calls do not share a connection, or calls that are sent together cost the
+    /// store as much as calls that are sent one by one.
     Separate(usize),
 }
 

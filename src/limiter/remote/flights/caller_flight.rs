@@ -45,8 +45,8 @@ impl FlightHandle {
         deadline: Deadline,
     ) -> Option<Result<T, oneshot::error::RecvError>> {
         let answer = poll_fn(|cx| {
-            // Registers the caller's waker only once, because waking a task that is being polled wakes another
-            // thread.
+            // Does not register the caller's waker for the answer while the caller drives the flight. Otherwise the
+            // flight would wake the caller's task during a poll of this task, which wakes another thread.
             if self.0.as_ref().is_some_and(|flight| flight.drive(cx)) {
                 return Poll::Pending;
             }

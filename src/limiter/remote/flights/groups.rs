@@ -4,9 +4,9 @@
 //! with a key of a flight under way wait, and share the next flight. When a flight has ended, the waiting
 //! requests are grouped anew. Groups that share no key can share a flight.
 //!
-//! A request can join groups whose flights are under way. If a later request would merge a group whose flight
-//! is under way with a group that is ready to fly, the ready group is closed first. So no request waits for
-//! flights with other keys that began after the request arrived.
+//! A request can make one group of several, even while their flights are under way. Before a request would join a
+//! group that is ready to fly to a group in flight, the ready group is closed. So no request waits for a flight
+//! that began after the request arrived and has none of its keys.
 
 use std::collections::{HashMap, VecDeque};
 

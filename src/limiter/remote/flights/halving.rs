@@ -47,8 +47,8 @@ impl StoreClock {
         Self { stated, sent, answered }
     }
 
-    /// Returns the time that the clock shows when a call that is sent now reaches the store, if this call takes
-    /// the same time to arrive as the last call.
+    /// Returns the time that the clock will show when a call that is sent now reaches the store. Assumes that this
+    /// call takes as long to arrive as the last call.
     pub(super) fn at_arrival(self, now: Instant) -> Timestamp {
         self.stated.saturating_add(now.saturating_duration_since(self.sent))
     }

@@ -46,10 +46,10 @@ const CALL_SHORT: u64 = 2_000_000;
 /// work on.
 const FLIGHTS_MIN: u64 = 8;
 
-/// If no call was answered within the deadline for the least of these numbers of pairs of phases, few calls are sent,
-/// whatever makes calls long. After the largest number, many calls are tried again. With few calls in flight, each is
-/// sent right after an answer, and may wait for two whole turns of the store. With many calls in flight, some are sent
-/// shortly before a turn, and are answered in time.
+/// Two numbers of pairs of phases in a row without a call that was answered within the deadline. From the first
+/// number on, few calls are sent, whatever makes calls long. At the second number, many calls are tried again. With
+/// few calls in flight, each is sent right after an answer, and may wait for two whole turns of the store. With
+/// many calls in flight, some are sent shortly before a turn, and are answered in time.
 const PAIRS_IN_VAIN: Range<u64> = 3..32;
 
 /// The times of a lane's calls in nanoseconds, and the bounds that follow from them.
@@ -134,10 +134,10 @@ impl LoadWindow {
     /// Returns the time that a request needs for its answer if it is sent now. The time is zero before the first
     /// call.
     ///
-    /// If a lone call takes about the same time as other calls, limiters are not the cause of long calls, and a late
-    /// answer costs other clients nothing. In this case the result is the time of a quick call, and at most half of the
-    /// deadline: a request that is sent at any time may be answered in time, although a request that is sent
-    /// right after an answer waits for two whole turns of the store.
+    /// If a lone call takes about the same time as other calls, limiters are not the cause of long calls, and a
+    /// late answer costs other clients nothing. In this case the result is the time of a quick call, and at most
+    /// half of the deadline. A request that is sent right after an answer waits for two whole turns of the store,
+    /// but a request that is sent at another time may be answered in time.
     ///
     /// Otherwise the result is less than the deadline, so a new request may always be sent if the window has
     /// room. With a larger result, an estimate that is too long would stay too long: refused callers would retry at
@@ -231,9 +231,9 @@ impl LoadWindow {
         let room = if is_free { 4 } else { 2 };
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.units();
         let target = self.target(deadline);
-        // Each request moves the window by three tenths of the relative distance between the call's duration and the
-        // target, but at most a quarter down or a half up. With larger steps the window would swing, because the
-        // effect of a step shows only a call later.
+        // `gain` is the change of the window for each request of the call: 0.3 · (target − took) / took of a
+        // request. The window shrinks by at most a quarter of a request, and grows by at most half a request. With
+        // larger steps the window would swing, because the effect of a step shows only a call later.
         let gain = (target as i128 - i128::from(took)) * i128::from(PART) * 3 / (10 * i128::from(took));
         let gain = gain.clamp(-(PART as i128) / 4, PART as i128 / 2) as i64; // far below the limits of `i64`
         let gain = if is_free { PART as i64 / 2 } else { gain };
@@ -306,9 +306,9 @@ impl LoadWindow {
     }
 
     /// Returns whether calls show that limiters are the cause of long calls after all. After the finding that other
-    /// clients are the cause, the window grows. If the finding is right, a larger window does not make calls longer. If
-    /// it is wrong, more requests are sent in the same time than at the finding, and calls take longer. The next finding
-    /// would say so about a second later.
+    /// clients are the cause, the window grows. If the finding is right, a larger window does not make calls
+    /// longer. If it is wrong, more requests are sent in the same time than at the finding, and calls take longer.
+    /// Without this check, only the next finding would show this, about a second later.
     fn refutes(&self, found: &Finding) -> bool {
         let is_longer = self.call / 2 > found.whole;
         // The requests that are sent in a time are those in flight, divided by the time of a call.
@@ -325,9 +325,10 @@ impl LoadWindow {
         (deadline / 10 * 7).max(half).max(self.beyond_alone(deadline))
     }
 
-    /// Returns a little more than the duration of a lone call. A call that takes longer than the result was slowed by
-    /// other calls in flight. The result is zero if the duration of a lone call is not known. The result is also zero
-    /// if even a lone call is late, because then only a few calls are worth sending.
+    /// Returns a little more than the duration of a lone call. A call that takes longer than the result was slowed
+    /// by other calls in flight. The result is zero if the duration of a lone call is not known. The result is also
+    /// zero if a lone call takes more than nine eighths of the deadline, because nearly all answers are then late,
+    /// and only a few calls are worth sending.
     fn beyond_alone(&self, deadline: u64) -> u64 {
         if self.alone < deadline / 8 * 9 { self.alone + self.alone / 20 * 3 } else { 0 }
     }

@@ -123,7 +123,8 @@ impl<F: RemoteStore> Flights<F> {
         self.0.permits.taken()
     }
 
-    /// Returns the load of the store, with the call time of the slowest lane. Nothing is counted as shed.
+    /// Returns the load of the store, with the call time of the slowest lane. The number of shed requests is 0,
+    /// because the checks count these.
     pub(crate) fn load(&self) -> StoreLoad {
         let mut load = StoreLoad { waiting: self.len(), deadline: Some(self.0.deadline), ..StoreLoad::default() };
         let now = Instant::now();
@@ -144,8 +145,8 @@ impl<F: RemoteStore> Flights<F> {
         read(&self.0.lock(0).queue)
     }
 
-    /// Waits for the answer to a request, at most until [`GRACE`] after the deadline. `receiver`
-    /// makes the receiver of the answer from the sender of this future's result.
+    /// Waits for the answer to a request, at most until [`GRACE`] after the deadline. `receiver` gets the sender of
+    /// this future's result, and makes the receiver of the answer.
     pub(crate) async fn ask<T, R: Receiver<F::Answer, F::Error> + 'static>(
         &self,
         lane: u16,
@@ -517,8 +518,8 @@ impl<F: RemoteStore> Flight<F> {
 }
 
 impl<F: RemoteStore> Drop for Flight<F> {
-    /// Fails the waiting requests if the lane's last flight is dropped before it ended, because the runtime has
-    /// then ended.
+    /// Fails the waiting requests if the lane's last flight is dropped before its end. The runtime has then ended,
+    /// so nothing else answers these requests.
     fn drop(&mut self) {
         let state = std::mem::replace(&mut self.state, FlightState::Ended);
         if matches!(state, FlightState::Ended) {

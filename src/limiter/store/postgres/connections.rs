@@ -50,8 +50,7 @@ const PINGS: Duration = Duration::from_secs(2);
 /// The longest time for opening a connection, and for a request to cancel a statement.
 const OPEN: Duration = Duration::from_secs(5);
 
-/// After an attempt to open a connection has failed, the next attempt waits for this time, as long as another
-/// connection is open.
+/// After a failed attempt to open a connection, the next attempt waits for this time if another connection is open.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The connections over which a [`PostgresStore`](super::PostgresStore) sends its statements.
@@ -139,8 +138,8 @@ struct OpenConnection {
     driver: JoinHandle<()>,
     /// The number of statements without an answer.
     calls: usize,
-    /// The deadlines for the next answer, counted from the last answer, or from the first of these statements if no
-    /// answer has come since.
+    /// The instants from which the connection counts as late and as silent. The time begins with the last answer,
+    /// or with the first of these statements if that is later.
     quiet: Option<Quiet>,
     /// The instant of the connection's next probe.
     ping: Deadline,

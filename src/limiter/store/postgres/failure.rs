@@ -23,7 +23,7 @@ fn levels_of<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (
     std::iter::successors(Some(error), |error| (*error).source())
 }
 
-/// Returns whether the server rolled a statement back because another statement had inserted a key of it.
+/// Returns whether the server rolled a statement back because another statement had inserted one of its keys.
 pub(super) fn is_conflict(error: &BoxError) -> bool {
     code_of(&**error) == Some(&SqlState::UNIQUE_VIOLATION)
 }
@@ -35,7 +35,8 @@ pub(super) fn is_undone(error: &BoxError) -> bool {
     code_of(&**error).is_some_and(|code| undone.contains(&code))
 }
 
-/// Returns whether a statement of several swaps changed nothing because another statement had inserted a key of it.
+/// Returns whether a statement of several swaps changed nothing because another statement had inserted one of its
+/// keys.
 pub(super) fn is_of_an_insert(error: &BoxError) -> bool {
     let by_insert = [&SqlState::DIVISION_BY_ZERO, &SqlState::LOCK_NOT_AVAILABLE];
     code_of(&**error).is_some_and(|code| by_insert.contains(&code))
@@ -121,7 +122,7 @@ fn read_only(name: &str, phase: Phase) -> (StoreErrorKind, String) {
     }
 }
 
-/// Returns whether the client library left the server because the server accepts no writes.
+/// Returns whether the client library closed the connection because the server accepts no writes.
 fn is_read_only(error: &(dyn Error + 'static)) -> bool {
     // Compares the error's text, because the client library has no other way to recognize this error.
     levels_of(error).any(|error| error.is::<std::io::Error>() && error.to_string() == "database does not allow writes")

@@ -61,12 +61,12 @@
 //!
 //! # Many processes and one key
 //!
-//! Checks of one key within a process share a statement, so one process can decide many of them in
-//! a second, even if the server is slow. Processes compete for a key. A process that loses a key to another
-//! process decides again at once, on the current value. A process that won after several losses lets the other
-//! processes go first, for up to 8 ms. A check that cannot win the key by its deadline fails as
-//! [`Contended`](crate::limiter::StoreErrorKind::Contended). In a measurement, eight processes of four tasks
-//! each charged one key without a pause on two busy processors. Of 160,000 checks, 4 % missed the deadline of
+//! Checks of one key within a process share a statement, so one process can decide many of them in a second, even
+//! if the server is slow. Processes compete for a key. A process that loses a key to another process decides again
+//! at once, on the current value. A process that won after several losses lets the other processes go first, for up
+//! to 8 ms. A check that cannot win the key by its deadline fails as
+//! [`Contended`](crate::limiter::StoreErrorKind::Contended). In a measurement on two busy processors, eight
+//! processes with four tasks each charged one key without a pause. Of 160,000 checks, 4 % missed the deadline of
 //! 50 ms, and 0.1 % lost the key to other processes. With 32 limiters, a third of the checks missed the deadline. So
 //! give limiters of such keys a longer deadline: 3 % of the checks missed a deadline of 200 ms.
 //!
