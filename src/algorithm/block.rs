@@ -393,8 +393,8 @@ impl PairAlgorithm for Block {
         self.decide(state, now, if counts { cost } else { 0 }, counts)
     }
 
-    /// Refunds strikes of the window that ends at `own.at`, while this window lasts, or while a
-    /// block that its strikes began keeps the key closed.
+    /// Refunds strikes of the window that ends at `own.at`, while this window lasts, or while the key is closed by
+    /// a block that strikes of this window began.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let view = self.view(Some(state), now);
         let (BlockPhase::Counting(strikes) | BlockPhase::Closed { by: Some(strikes), .. }) = view.phase else {

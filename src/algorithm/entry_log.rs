@@ -259,10 +259,10 @@ impl EntryLog {
 
     /// Converts units that another quota counted into entries.
     ///
-    /// If both quotas have the same grid, each entry keeps its units or, if the conversion keeps the used share,
-    /// its share of the capacity. Entries on another grid count as if their units had been taken under this quota.
-    /// Units without entries count as if they had been taken one period before they are freed, but no later than
-    /// now.
+    /// If both quotas have the same grid, each entry keeps its units, or its share of the capacity if the
+    /// conversion keeps the used share. Entries on another grid count as if their units had been taken under this
+    /// quota. Units without entries count as if they had been taken one period before they are freed, but no later
+    /// than now.
     pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Vec<(u64, u64)> {
         if self.most() == 0 {
             return Vec::new();

@@ -7,8 +7,8 @@ use super::timer::{Sleep, Timer};
 use crate::base::time::micros_floor;
 
 /// Returns the time of a timer in microseconds. Returns `None` if the timer cannot sleep and reports
-/// `Duration::MAX`, as `TokioTimer` does outside of a runtime. While the timer cannot sleep, no
-/// departure of another request counts as reached.
+/// `Duration::MAX`, as `TokioTimer` does outside of a runtime. Lines then take 0 as the time, so that no departure
+/// of another request counts as reached.
 pub(crate) fn time_of(timer: &dyn Timer) -> Option<u64> {
     Some(micros_floor(timer.now())).filter(|now_us| *now_us < u64::MAX)
 }

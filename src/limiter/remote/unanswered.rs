@@ -11,7 +11,7 @@ pub(crate) enum Unanswered {
     NoRuntime,
     /// This many requests wait already. The request was not sent.
     TooMany(usize),
-    /// Behind earlier requests, the request would have been answered too late. It was not sent.
+    /// Earlier requests would have delayed the answer beyond the deadline. The request was not sent.
     Shed(Shed),
     /// Even if no other call is under way, a call takes this time, which is longer than the deadline. The
     /// request was not sent.
@@ -38,7 +38,7 @@ pub(crate) enum Unanswered {
     RefundNotSent,
 }
 
-/// The reason why a request would have been answered too late.
+/// The load that would have delayed an answer beyond the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shed {
     /// The number of requests that wait.

@@ -1,11 +1,11 @@
 //! The time of decisions, which is the store's time as this process knows it.
 //!
-//! The process decides before it sends the swap, but learns the store's time only from the store's answers. So
-//! the process keeps the difference between the store's clock and its own clock. The store read its clock at
-//! some instant of the round trip, so each answer bounds the difference from below and from above. A known
-//! difference outside these bounds is moved to the nearer bound, so the difference becomes more exact with each
-//! answer. If a round trip is short in one direction, one of its bounds is close to the difference. After a step of
-//! a clock, the next answer corrects the difference to within the duration of its round trip.
+//! The process decides before it sends the swap, but learns the store's time only from the store's answers. So the
+//! process keeps the difference between the store's clock and its own clock. The store read its clock at some
+//! instant of the round trip, so each answer bounds the difference from below and from above. A known difference
+//! outside these bounds is moved to the nearer bound, so the difference becomes more exact with each answer. If a
+//! call is quick in one direction, one of the two bounds from its answer is close to the difference. After a step
+//! of a clock, the next answer corrects the difference to within the duration of its round trip.
 
 use std::sync::Arc;
 use std::time::Duration;

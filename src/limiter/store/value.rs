@@ -42,7 +42,8 @@ const INSTANT_US_MAX: u64 = CLOCK_US_MAX + 2 * DRAIN_US_MAX;
 /// The number of bytes of a row of a concurrency limit.
 const ROW_BYTES: usize = 36;
 
-/// The largest number of a holder, and of units. Some stores calculate exactly only up to this value.
+/// The largest number that can name a holder, and the largest number of units. Some stores calculate exactly only
+/// up to this value.
 const EXACT_MAX: u64 = 1 << 53;
 
 /// A flag in the number of a holder: the row belongs to a request in line.

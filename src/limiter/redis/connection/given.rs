@@ -34,9 +34,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
         answer.map_err(|error| failure(&error, &self.address)).and_then(|value| reply(value, &self.address))
     }
 
-    /// Returns whether the server is part of a cluster. A cluster connection of the crate sends a command again after
-    /// its connection was lost, so a check could be charged twice. A connection to one server of a cluster reaches
-    /// only a part of the slots.
+    /// Returns whether the server is part of a cluster, which is refused for two reasons. A cluster connection of
+    /// the crate sends a command again after its connection was lost, so a check could be charged twice. A
+    /// connection to one server of a cluster reaches only a part of the slots.
     async fn find_mode(&self) -> Result<bool, CallFailure> {
         // Each user may send it.
         match self.connection.clone().req_packed_command(&redis::cmd("HELLO")).await {

@@ -624,8 +624,8 @@ impl Link {
         }
     }
 
-    /// Stops watching the server, and reports this if the server was reported as down. Closes the breaker, because no
-    /// probe of the server will do so, and late calls still have to be sent.
+    /// Stops watching the server, and reports this if the server was reported as down. Closes the breaker, because
+    /// late calls still have to be sent, and no probe of the server will close the breaker.
     pub(super) fn retire(&self) {
         self.is_retired.store(true, Ordering::SeqCst);
         self.breaker.close();

@@ -226,8 +226,8 @@ impl RedisConnections {
         }
     }
 
-    /// Returns the error with which a call to the slot's server would fail at once, if the server is believed dead or
-    /// not known.
+    /// Returns the error of a call that would fail at once, because the slot's server is believed dead or not
+    /// known.
     pub(super) fn error_at_once(&self, slot: u16) -> Option<RedisError> {
         match self.link(slot) {
             Ok(link) => link.fails_at_once().then(|| link.failure_at_once().error),

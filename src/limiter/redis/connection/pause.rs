@@ -29,9 +29,9 @@ impl Pauses {
     }
 
     /// Returns the instant of the next attempt after an attempt that began at this time. `lasted` is how long the
-    /// attempt's connection lasted, if one was made. If the connection lasted long enough, the next attempt
-    /// follows at once, but not before the first pause has passed since the last attempt began. So a server
-    /// that cuts each connection does not keep this process busy.
+    /// attempt's connection lasted, if one was made. If the connection lasted long enough, the next attempt follows
+    /// at once. But at least the first pause lies between the beginnings of two attempts. So a server that cuts
+    /// each connection does not keep this process busy.
     pub(super) fn next_attempt(&mut self, began: Instant, lasted: Option<Duration>) -> Instant {
         if lasted.is_some_and(|lasted| lasted >= LASTED) {
             self.0 = PAUSES.0;

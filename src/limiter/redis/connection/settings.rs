@@ -19,7 +19,8 @@ const CONNECT: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration:
 const SILENCE_MIN: Duration = Duration::from_millis(200);
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The number of failed attempts to connect in a row after which a server is believed dead, if it was connected before.
+/// The number of consecutive failed attempts to connect after which a server is believed dead, if it was connected
+/// before.
 const FAILURES: u32 = 3;
 
 /// The time without traffic after which the system probes whether a connection is alive. The same time passes
@@ -39,8 +40,8 @@ pub(in crate::limiter::redis) struct ConnectionSettings {
     pub(in crate::limiter::redis) probe: Call,
     /// The time that a call may take: from 2 ms, because timers are no finer, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
-    /// The number of failed attempts to connect in a row after which a server is believed dead. For a connection of
-    /// the application, this is the number of failed calls instead.
+    /// The number of consecutive failed attempts to connect after which a server is believed dead. For a connection
+    /// of the application, this is the number of failed calls instead.
     pub(in crate::limiter::redis) failures: u32,
     /// The observers, which get the events of servers.
     pub(in crate::limiter::redis) observers: Vec<Arc<dyn Observer>>,

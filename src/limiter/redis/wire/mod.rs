@@ -67,10 +67,10 @@
 //!
 //! * The program and the reply may change at will. A script's name is its hash, so each process
 //!   runs the script that it was built with.
-//! * A new kind of state takes a new number. Older processes report values of a new kind as foreign.
-//! * A change of the stored value of a kind, or of the stored key, takes a new version of the format, in the
-//!   upper half of a value's first byte and in the stored key (`prefix:2:`). The new version then shares no
-//!   state with the old one, and each key has its whole quota once more. The CHANGELOG says so.
+//! * A new kind of state gets a new number. Older processes report values of a new kind as foreign.
+//! * If the stored value of a kind changes, or the stored key, the format gets a new version. The version is in the
+//!   upper half of a value's first byte, and in the stored key (`prefix:2:`). The new version then shares no state
+//!   with the old one, and each key has its whole quota once more. The CHANGELOG says so.
 //!
 //! # Bounds
 //!

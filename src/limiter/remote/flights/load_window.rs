@@ -139,9 +139,9 @@ impl LoadWindow {
     /// half of the deadline. A request that is sent right after an answer waits for two whole turns of the store,
     /// but a request that is sent at another time may be answered in time.
     ///
-    /// Otherwise the result is less than the deadline, so a new request may always be sent if the window has
-    /// room. With a larger result, an estimate that is too long would stay too long: refused callers would retry at
-    /// once and keep the process so busy that it reads the few answers late.
+    /// Otherwise the result is less than the deadline, so a new request may always be sent if the window has room.
+    /// With a larger result, an estimate that is too long would never become shorter: refused callers would retry
+    /// at once and keep the process so busy that it reads the few answers late.
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
@@ -293,9 +293,9 @@ impl LoadWindow {
         self.record(deadline + deadline / 4, sent, deadline);
     }
 
-    /// Records that a call failed after this time. Quick failures reset the estimate and the window to their initial
-    /// values. Without this reset, the values of a slow moment would stay while the store answers with errors, and
-    /// because of these values checks would not be sent.
+    /// Records that a call failed after this time. A quick failure shortens the estimate a little, and lets the
+    /// window grow, at most to its initial value. Without this change, the values of a slow moment would stay while
+    /// the store answers with errors, and would keep checks from being sent.
     pub(super) fn record_failure(&mut self, took: Duration, sent: Sent, deadline: Duration) {
         if took > deadline / 2 {
             return;

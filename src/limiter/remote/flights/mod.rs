@@ -413,8 +413,8 @@ impl<F: RemoteStore> Lane<F> {
         !is_second_half || waiting >= (3 * self.units / flights).min(most.units as u64)
     }
 
-    /// Returns whether requests come one by one. If requests come in groups, a flight that begins a moment
-    /// later takes a whole group.
+    /// Returns whether requests come one by one, so that a caller drives the flight. If requests come in groups, a
+    /// task begins the flight a moment later, and takes a whole group.
     fn is_quiet(&self) -> bool {
         self.flights == 1 && self.last_batch_size <= 1
     }

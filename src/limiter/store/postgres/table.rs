@@ -17,7 +17,7 @@
 //!   began, the statement does not insert the key, and the key's swap is sent alone too. If a swap of several new keys
 //!   could insert only some of them, a deliberate division by zero rolls the whole statement back, and the swaps that
 //!   insert are sent alone.
-//! * `lock_timeout` ends with the statement, because each statement is a transaction of its own. Behind
+//! * `lock_timeout` applies only to its own statement, because each statement is a transaction of its own. Behind
 //!   PgBouncer, a setting of the connection would also apply to other applications.
 
 use std::fmt::Write as _;
