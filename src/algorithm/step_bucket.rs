@@ -81,7 +81,7 @@ impl StepBucket {
             Ok(missing) if missing <= self.burst + self.debt => {
                 Level { missing, next_tick: full.at - (ticks - 1) * self.tick_us, clamped: false }
             }
-            // Even the largest debt does not put the stored instant so far ahead of the clock, so the clock stepped
+            // With the largest debt, the stored instant is not so far ahead of the clock. So the clock stepped
             // back.
             _ => Level { missing: self.burst + self.debt, clamped: true, ..rest },
         }

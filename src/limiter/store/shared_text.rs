@@ -6,8 +6,8 @@
 //! reader notices if the text is replaced during the reading.
 //!
 //! If a part of a text is gone, the text counts as missing, so that a process that knows the text writes it again.
-//! Processes that know the text usually read only the value of `prefix:1:fleet`, so they look at the parts from time to
-//! time.
+//! Processes that know the text usually read only the value of `prefix:1:fleet`. To notice that a part is gone,
+//! they look at all parts from time to time.
 //!
 //! The reports of processes are under the keys `prefix:1:fleet:process:0` and so on. The version of a report names
 //! its process.

@@ -15,10 +15,10 @@
 //! unknown, and the requests fail as a timeout.
 //!
 //! A value may name all versions since its key had no value. If such a value names neither the expected version nor
-//! the version that the swap writes, either the swap was not made, or the value was removed since. In both cases a
-//! swap that writes no value has had its effect, provided that the values that it kept are still the expected ones.
-//! Charges are decided again, because nothing is left of the units that they took. Refunds and returns are not decided
-//! again, because it is unknown whether they had an effect.
+//! the version that the swap writes, either the swap was not made, or the value was removed since. If the swap only
+//! removes values, it counts as made in both cases, provided that the values that it kept are still the expected
+//! ones. Charges are decided again, because nothing is left of the units that they took. Refunds and returns are
+//! not decided again, because it is unknown whether they had an effect.
 //!
 //! A swap that expects a version is made at most once. A late swap that expects no value can be
 //! made a second time, if the key has no value again. The charge then counts although it belongs to

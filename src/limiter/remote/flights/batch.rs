@@ -263,7 +263,8 @@ pub(super) fn hand_over<A, E>(receiver: Box<dyn Receiver<A, E>>, answer: Result<
 }
 
 /// Passes the answers to the callers, in the order of the callers. The answers of callers that have gone come last
-/// and in reverse order, because their charges are refunded, and a queue accepts only the refund of its newest slot.
+/// and in reverse order, because their charges are refunded, and a leaky queue accepts only the refund of its
+/// newest slot.
 pub(crate) fn hand_out<F: RemoteStore>(
     callers: impl IntoIterator<Item = Caller<F>>,
     answers: impl IntoIterator<Item = Result<F::Answer, F::Error>>,

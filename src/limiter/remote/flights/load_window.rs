@@ -32,8 +32,8 @@ const WINDOW_MAX: u64 = 1 << 16;
 const PART: u64 = 1 << 10;
 
 /// The least and the largest number of calls that a lane has in flight, if its calls share a connection. With two
-/// calls at a time, 16 callers got half the checks that they got with one call each, because the store and the process
-/// waited for each other.
+/// calls at a time, 16 callers got half the checks that they got when each caller sent a call of its own, because
+/// the store and the process waited for each other.
 pub(super) const CALLS_MIN: u64 = 4;
 const CALLS_MAX: u64 = 64;
 
