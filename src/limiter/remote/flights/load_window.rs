@@ -455,8 +455,8 @@ mod tests {
         assert!((25..45).contains(&full), "{full} requests of a millisecond");
     }
 
-    /// Plays calls of 70 ms after the finding that others make calls of 30 ms, with this many requests in flight for one
-    /// that was in flight at the finding. Returns the windows before and after it.
+    /// Plays calls of 70 ms after the finding that others make calls of 30 ms, with this many requests in flight for
+    /// one that was in flight at the finding. Returns the windows before and after it.
     fn longer(in_flight: u64) -> (u64, u64) {
         let mut window = play(30 * MS, Duration::ZERO);
         window.enter(None, DEADLINE);
