@@ -215,7 +215,7 @@ impl PolicyAdvice {
     }
 }
 
-/// Items of lists, each after the prefix of its header's name, such as `x-` for `x-ratelimit-policy`.
+/// Items of lists, each with the prefix of its header's name: `x-` for `x-ratelimit-policy`.
 type PrefixedMember<'a> = SmallVec<[(&'a str, ListMember<'a>); 4]>;
 
 /// The lists of the drafts.
@@ -326,7 +326,7 @@ impl<'a> AdviceReader<'a> {
         }
     }
 
-    /// Reads a header as a list of this kind. Returns whether the header is a list of this kind.
+    /// Reads a header as a list of the kind `list`. Returns whether the header is such a list.
     fn list(&mut self, list: List, name: &'a str, prefix: &'a str) -> bool {
         let mut items = PrefixedMember::new();
         let each = |item| {

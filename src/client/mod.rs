@@ -80,8 +80,8 @@
 //! * All times round up. No time is longer than 366 days, the longest period of a quota. A longer
 //!   `Retry-After` is read as 366 days, and a longer reset or window is unknown.
 //! * A date more than 366 days ago is unknown. The standard of `Retry-After` defines numbers as
-//!   seconds. So a number there is read as 366 days if it would be a date more than 366 days ago, or
-//!   if it has more than 15 digits.
+//!   seconds. So a `Retry-After` that would be a date more than 366 days ago, or has more than 15
+//!   digits, is a long wait, and is read as 366 days.
 //!
 //! # Hostile servers
 //!

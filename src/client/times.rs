@@ -49,9 +49,9 @@ fn until(date: SystemTime, now: SystemTime) -> Option<Duration> {
     }
 }
 
-/// Returns [`LONGEST`] if the value is an integer with any number of digits. [`from_now`] does not
-/// read an integer with more than 15 digits, or one that would be a date long ago. The standard
-/// defines integers in `Retry-After` as seconds, so both are long waits.
+/// Returns [`LONGEST`] for an integer that [`from_now`] does not read, because it has more than 15
+/// digits or would be a date long ago. The standard defines integers in `Retry-After` as seconds,
+/// so such an integer is a long wait.
 pub(super) fn beyond(value: &str) -> Option<Duration> {
     let value = value.trim();
     let is_integer = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());

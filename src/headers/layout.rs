@@ -14,8 +14,8 @@ use super::view::PolicyView;
 #[derive(Debug)]
 pub(crate) struct RefusalLayout {
     headers: HeaderMap,
-    /// For each value of `headers`, in order, the index of the header whose value replaces it. `None` for a
-    /// constant value.
+    /// For each value of `headers`, in order: the index of the header that fills the value in, or `None` if
+    /// the value is constant.
     slots: Vec<Option<usize>>,
 }
 

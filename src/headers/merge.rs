@@ -30,8 +30,9 @@ pub(super) fn merged<'a>(
     values
 }
 
-/// Joins the lines of a header. Returns `None` in the unusual case that an item of the response's lines may be
-/// about a policy of the layer. Items are not collected, because they are large (bench "features", "two layers").
+/// Joins the lines of a header. Returns `None` if an item of the response's lines may be about a policy of the
+/// layer, which is unusual. This function looks at the items one by one, because a list of them would be large
+/// (bench "features", "two layers").
 fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Option<HeaderValue>> {
     let (theirs, ours) = lines(headers, header);
     let (mut text, mut is_in_both) = (Text::new(), false);
@@ -51,8 +52,8 @@ fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Op
     Some(text.to_value())
 }
 
-/// Returns whether an item may be of the layer's policy with the constant text `own`. A policy has no constant
-/// text if requests bring its quota, or if its quota is a calendar quota.
+/// Returns whether an item may be about the policy of the layer whose constant text is `own`. `own` is `None`
+/// if requests bring the policy's quota, or if the quota is a calendar quota.
 fn may_be_of(own: Option<&HeaderValue>, item: &ListMember<'_>) -> bool {
     own.is_none_or(|own| own.as_bytes().starts_with(item.name))
 }

@@ -39,7 +39,7 @@ pub(crate) struct PreparedHeaders {
     pub(super) is_of_numbers: bool,
     /// Whether requests may bring quotas of their own.
     pub(super) has_own_quotas: bool,
-    /// Whether responses to requests that passed never get a header.
+    /// True if responses to requests that passed get no headers.
     pub(crate) is_silent_if_passed: bool,
     waits: Waits,
     partition: Option<PartitionKey>,
@@ -54,8 +54,8 @@ pub(crate) struct PreparedHeaders {
 #[derive(Debug)]
 pub(super) struct PreparedFormat {
     pub(super) when: When,
-    /// The header whose value in the response is compared with the layer's value, to decide whether
-    /// the response's or the layer's single values are sent.
+    /// The header of the remaining units. Its value in the response is compared with the layer's
+    /// value, to choose whose single values are sent.
     pub(super) remaining: Option<Header>,
     /// For each policy of the layer, whether the headers report the policy. `None` if the headers
     /// report all policies.
@@ -149,7 +149,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// Writes a wait into the headers for waits, for a wait that does not come from a policy.
+    /// Writes the wait after a failure of the limiter, which no policy reports, into the headers for waits.
     pub(crate) fn add_wait(&self, wait: Wait, headers: &mut HeaderMap) {
         let Some(wait_us) = wait.duration().map(micros_ceil) else { return };
         for header in &self.headers {
@@ -335,8 +335,8 @@ fn calendar_item(
     clock: &dyn Clock,
 ) -> Option<HeaderValue> {
     let end = clock.now().as_micros().saturating_add(view.decision.window_us).min(CLOCK_US_MAX);
-    // Looks half of a window before the end, so that the right window is found although the limiter's clock
-    // may differ from `clock` by up to this time.
+    // Looks half of a window before the end. So the right window is found even if the limiter's clock
+    // differs from `clock` by up to half of a window.
     let window = windows.at(end.saturating_sub(windows.shortest_us() / 2));
     let mut text = Text::new();
     let advertised = Advertised::new(view.policy.quota()).within(window.length);

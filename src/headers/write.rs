@@ -30,7 +30,7 @@ struct RenderedHeader {
     index: usize,
     /// The value of the header. `None` if the header has nothing to report.
     value: Option<HeaderValue>,
-    /// The remaining units of the policy that binds among the policies that the format reports.
+    /// The remaining units of the policy that binds, chosen from the policies that the format reports.
     remaining: u64,
 }
 
@@ -83,7 +83,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// Adds the headers that are due to a response. `policies` are the policies of the layer.
+    /// Adds the headers `due` to a response. `policies` are the policies of the layer.
     pub(crate) fn add_due(
         &self,
         due: &mut DueHeaders,
@@ -168,8 +168,8 @@ impl PreparedHeaders {
         self.write(&sent, headers, |header| self.value(header, views, 0));
     }
 
-    /// Returns whether some of the due headers may have to be omitted, so that each header is checked. All headers
-    /// are checked before the first is written, because two formats can have header names in common.
+    /// Returns whether some headers may have to be left out of the response. If so, all headers are checked before
+    /// the first is written, because two formats can have header names in common.
     fn picks(&self, status: StatusCode) -> bool {
         status.is_redirection() || self.formats.iter().any(|format| format.remaining.is_some())
     }
@@ -205,7 +205,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// Returns whether a header that is due is sent with this response.
+    /// Returns whether a rendered header is sent with this response.
     #[inline]
     fn is_sent(&self, header: &PreparedHeader, headers: &HeaderMap, remaining: u64, status: StatusCode) -> bool {
         match header.content {

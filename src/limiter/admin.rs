@@ -77,8 +77,9 @@ impl<L: Limiter> Blocks<L> {
     /// Closes a key for the time `lasting`. Returns how long the key is closed. The returned time is longer than
     /// `lasting` if the key was already closed for a longer time.
     ///
-    /// `lasting` is rounded up: to whole seconds up to 1,000 seconds, to minutes up to 1,000 minutes,
-    /// to hours up to 1,000 hours, and then to days. A longer time than 366 days becomes 366 days.
+    /// `lasting` is rounded up: a time of up to 1,000 seconds to whole seconds, up to 1,000 minutes
+    /// to minutes, up to 1,000 hours to hours, and a longer time to days. A longer time than 366 days
+    /// becomes 366 days.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -181,8 +182,8 @@ impl<L: Limiter> Meters<L> {
     /// # Errors
     /// Returns the limiter's error.
     pub async fn settle(&self, key: &Key, units: u64) -> Result<(), L::Error> {
-        // A refund has no effect after the instant of its receipt. This receipt has the latest possible instant, so
-        // its refund always subtracts the units that the meter has.
+        // A refund has no effect after the instant that its receipt names. This receipt names the latest possible
+        // instant, so its refund always subtracts the units that the meter has.
         let receipt = Receipt::new(units, crate::base::time::CLOCK_US_MAX, 0);
         self.limiter.refund(vec![Refund::new(self.policy.clone(), key.clone(), receipt)]).await
     }

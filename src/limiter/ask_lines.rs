@@ -49,7 +49,7 @@ use crate::policy::Policy;
 /// ask; after twice this time, the third.
 const PATIENCE_US: u64 = 50_000;
 
-/// The time for which the next caller waits for the answer to a call under way, before it asks, too.
+/// If the latest call to the limiter has no answer after this time, the next caller may ask.
 const UNANSWERED_US: u64 = 1_000_000;
 
 /// The longest time until the first caller asks the limiter again.
@@ -330,8 +330,8 @@ impl AskLine {
             now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us).min(RECHECK_US) });
     }
 
-    /// Measures the round trip of a call that the limiter did not answer at once. Returns the usual round trip, by
-    /// which the next call has to be sent before the wait ends.
+    /// Measures the round trip of a call that the limiter did not answer at once. Returns the usual round trip.
+    /// The next call has to be sent this long before the wait ends.
     ///
     /// A call that asks too early costs a whole round trip. So the usual round trip falls to a shorter one at once, and
     /// rises to a longer one slowly. Calls that failed are not measured. Answers at once, such as remembered denials,

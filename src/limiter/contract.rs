@@ -31,11 +31,10 @@ use crate::store_load::StoreLoad;
 /// * **All or nothing.** [`take`](Self::take) takes all of its charges or none. The decision is allowed if every
 ///   [enforced](crate::limiter::Effect::Enforce) charge is allowed. [`Atomicity`] says how strictly a limiter
 ///   keeps to all or nothing.
-/// * **A denied set changes nothing.** The exceptions are quotas that
-///   [count denied](crate::Quota::count_denied) requests, and charges [on refusal](crate::limiter::Effect::OnRefusal).
-///   The limiter writes their states in the same step as the decision, or right after the decision if the limiter is
-///   `Compensated`. For a charge of a denied set that its own quota allows, the answer reports the state of that
-///   quota, and nothing is taken.
+/// * **A denied set changes nothing.** The exceptions are quotas that [count denied](crate::Quota::count_denied)
+///   requests, and charges [on refusal](crate::limiter::Effect::OnRefusal). The limiter writes their states in the
+///   same step as the decision, or right after the decision if the limiter is `Compensated`. If a set is denied, a
+///   charge that its own quota allows takes nothing, and the answer reports the state of that quota.
 /// * **The answer** has one [`ChargeDecision`] for each charge, in order, and a receipt for each charge that
 ///   took something. The charges of a set are for different (policy, key) pairs, because the caller adds up
 ///   the charges for equal pairs. If two charges of a set have an equal pair, the limiter may answer
@@ -112,9 +111,9 @@ pub trait Limiter: Send + Sync + 'static {
     /// Asks whether the limiter can decide now, for a readiness probe. By default `probe` returns `Ok` and
     /// asks nothing.
     ///
-    /// A limiter of this crate with a store sends the store a check of a key that only probes use, at most once
-    /// a second. So a probe succeeds again after the store recovers, even without requests, and fails if the
-    /// store cannot write. An [overload](Self::is_overload) of this process is not an error. The probe of a
+    /// A limiter of this crate with a store checks a key that only probes use, at most once a second. So a
+    /// probe succeeds again after the store recovers, even without requests, and fails if the store cannot
+    /// write. An [overload](Self::is_overload) of this process is not an error. The probe of a
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if the probes of both limiters fail.
     ///
     /// The guide says [how to use the answer](crate::guide::redis_and_failures#readiness). Do not answer a probe with

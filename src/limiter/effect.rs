@@ -24,8 +24,8 @@ pub enum Effect {
     /// same key.
     ///
     /// * If the quota of a partner denies the set, this charge is taken even if too few units are left. Only a full
-    ///   [meter](crate::Quota::meter) denies this charge. If no partner is denied, this charge only looks, like a
-    ///   charge with cost 0.
+    ///   [meter](crate::Quota::meter) then denies this charge. If no partner is denied, this charge only looks,
+    ///   like a charge with cost 0, which only a closed block denies.
     /// * A [block](crate::Quota::block) or a full meter that denies this charge denies the set. A
     ///   block whose partners are all observed or forced is itself only observed.
     /// * If a partner is enforced, this charge is taken although the set is denied, because this charge

@@ -135,8 +135,8 @@ pub(crate) trait AnyPlaces: Send + Sync {
     /// Returns whether anything is held.
     fn holds_any(&self) -> bool;
 
-    /// Does nothing if `is_shared` returns true. Otherwise returns units to the limiter: those of the charges for
-    /// which `is_over` returns true. The result says whether any units are still held.
+    /// Does nothing if `is_shared` returns true. Otherwise refunds the units of the charges for which `is_over`
+    /// returns true. The result says whether any units are still held.
     fn release(&self, is_over: &dyn Fn(usize) -> bool, is_shared: &dyn Fn() -> bool) -> bool;
 }
 
@@ -165,8 +165,8 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
     }
 }
 
-/// Returns units. The observer and the limiter may be the application's code, and may panic. The return is reported
-/// to the observer first, so that the observer never counts more units than the limit.
+/// Refunds units to the limiter. The observer and the limiter may be the application's code, and may panic. The
+/// observer learns of the refund before the limiter, so that the observer never counts more units than the limit.
 fn return_units<L: Limiter>(
     limiter: &L,
     observer: Option<&Arc<dyn Observer>>,

@@ -1,8 +1,8 @@
 //! Refunds to leaky queues, in any order.
 //!
 //! A queue accepts the refund of a slot only while no later slot is taken. But requests leave in any order, and the
-//! check of a later request may still be under way. So a refund that finds a later slot taken is kept. When the slot
-//! right behind its slot is refunded, both refunds are made together.
+//! check of a later request may still be under way. So a refund that finds a later slot taken is kept. It is made
+//! together with the refund of the next slot, which begins where the slot of the kept refund ends.
 //!
 //! Each queue has one refund under way at a time. While a refund is under way, further refunds of the queue wait, and
 //! are then sent newest first. Refunds of adjacent slots are sent together, as the refund of one charge. If a store

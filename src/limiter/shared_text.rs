@@ -40,7 +40,7 @@ pub trait SharedText: Send + Sync {
         Box::pin(ready(Ok(true)))
     }
 
-    /// Returns the reports that are kept. Another application may have a place, and what is there counts as an empty
+    /// Returns the reports that are kept. A place may hold data of another application, which counts as an empty
     /// report.
     fn reports(&self) -> BoxFuture<'_, Result<Vec<VersionedText>, BoxError>> {
         Box::pin(ready(Ok(Vec::new())))

@@ -429,8 +429,8 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the policy in force that has the name of `own` and the largest capacity, if this capacity is above the
-    /// capacity and the debt of `own` together. Otherwise returns `own`. Ignores quotas that keep the used share.
-    /// Such a quota has room for the usage under every other plan, and its units differ from those of `own`.
+    /// capacity and the debt of `own` together. Otherwise returns `own`. Ignores quotas that keep the used share,
+    /// because such a quota has room for the usage under every other plan, and its units differ from those of `own`.
     fn largest_now(&self, own: &Policy, is_fit: impl Fn(&Quota) -> bool) -> Policy {
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
         let newer = self.newer();
@@ -479,7 +479,7 @@ impl<L> Compiled<L> {
         self.part(policy)?.settlement(&self.settings, self.policy(policy)?)
     }
 
-    /// Returns whether the held units of a policy are returned when the response's head is sent.
+    /// Returns whether the held units of a policy are refunded when the response's head is sent.
     pub(super) fn is_held_until_head(&self, policy: usize) -> bool {
         self.own_rule(policy).is_some_and(|rule| rule.until_head)
     }

@@ -29,8 +29,8 @@ const KEYLESS: u32 = 32;
 /// no request before them came from a trusted proxy.
 const UNTRUSTED: u32 = 32;
 
-/// Replaces [`KEYLESS`] for clients that a proxy does not report, if their requests have no forwarding header: a
-/// proxy's health checks have no such header either.
+/// Replaces [`KEYLESS`] for clients that a proxy does not report, if their requests have no forwarding header,
+/// because a proxy's health checks have no such header either.
 const UNREPORTED: u32 = 256;
 
 /// Replaces [`KEYLESS`] for a rule that exempts requests without a key, because such requests may be usual.
@@ -406,8 +406,8 @@ impl Diagnostics {
     }
 
     /// Warns about an admission that a handler dropped, though the charge of this policy is settled after the response.
-    /// A handler that is dropped because its client disconnected also drops its admission. So only a layer whose
-    /// handlers have ended no admission is reported.
+    /// A handler that is dropped because its client disconnected also drops its admission. So the layer warns only if
+    /// its handlers have ended no admission.
     #[cold]
     pub(super) fn look_for_dropped_admission(&self, policy: &Policy) {
         if self.ends_admissions.load(Ordering::Relaxed) {

@@ -127,7 +127,8 @@ where
     O: Overflow<S, B>,
 {
     /// Takes the next step of a request that the limiter has answered. `inner` is ready. If `call` itself decides a
-    /// request, `call` also takes the step, because each move of the request stalls on store forwarding.
+    /// request, `call` also takes the step. So the request is not moved in between, which would stall on store
+    /// forwarding.
     #[inline(never)]
     fn take_step(
         step: NextStep<L::Future<Decision>>,

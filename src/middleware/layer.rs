@@ -400,11 +400,11 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// # Measurements
     ///
-    /// The table shows which part of refused uploads of 20 kB, 100 kB and 1 MB got their refusal if
-    /// the layer answered at once. The clients were curl, Python, Node and Java on the server's
-    /// machine, and all proxies had their default configuration. With the default of this setting,
-    /// all of the same uploads got their refusal, also over HTTP/2. The program `tests/uploads/run`
-    /// in the repository counts the refusals.
+    /// If the layer answered at once, only a part of the refused uploads got their refusal. The
+    /// table shows this part for uploads of 20 kB, 100 kB and 1 MB. The clients were curl, Python,
+    /// Node and Java on the server's machine, and all proxies had their default configuration. With
+    /// the default of this setting, all of the same uploads got their refusal, also over HTTP/2.
+    /// The program `tests/uploads/run` in the repository counts the refusals.
     ///
     /// | answered at once, over | HTTP/1 | HTTP/2 from the client |
     /// |---|---|---|

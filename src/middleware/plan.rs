@@ -24,8 +24,9 @@ impl ChargePlan {
     /// supports all quotas.
     pub(super) fn of(settings: &Settings, policies: &[Policy], are_supported: bool, needs: Needs) -> Self {
         let rules = || settings.rules.iter().map(BoundRule::rule);
-        // With these settings some requests are decided without the limiter, or without some of the rules. A file of
-        // descriptors finds the charges of a request.
+        // With these settings some requests are decided without the limiter, or without some of the rules. If a file
+        // in Envoy's form has the rules, only the general plan matches the request's descriptors with the file's
+        // limits.
         let has_exceptions = !settings.access.is_empty()
             || settings.exempt_preflight
             || settings.finder().is_some()

@@ -202,8 +202,8 @@ impl<L: Limiter> Compiled<L> {
             let (rule, policies) = (bound.rule(), bound.policies());
             let name = policies.first().map_or("", Policy::name);
             let holds = policies.iter().any(Policy::limits_in_flight);
-            // If the rule also has rates, the correction may be meant for the rates. A cost that is replaced after the
-            // response concerns all policies of the rule.
+            // If the rule also has rates, the correction may be meant for the rates, and causes no warning. But a cost
+            // that is replaced after the response concerns all policies of the rule.
             let has_rates = !policies.iter().all(Policy::limits_in_flight);
             if let Some(policy) = policies
                 .first()
@@ -345,8 +345,8 @@ impl<L: Limiter> Compiled<L> {
         let queue = charged().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
         let line = self.policies.iter().find(|policy| !policy.quota().wait_in_line().is_zero());
         let brings_quotas = self.settings.rules.iter().any(|bound| bound.rule().quota_from.is_some());
-        // The timer may have another use: it bounds how long bodies of refused requests are read, lets bodies and
-        // messages wait, and is there for a queue that a new version of the file of rules may bring.
+        // The timer may have another use. It bounds how long bodies of refused requests are read, and lets bodies
+        // and messages wait. A new version of the file of rules may also bring a queue that needs the timer.
         let has_other_use = self.settings.discard.is_some()
             || self.accounts.is_some()
             || !self.settings.max_message_wait.is_zero()

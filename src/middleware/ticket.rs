@@ -105,8 +105,9 @@ pub(super) struct Ticket {
     /// True if the limiter is first asked in line, because the request may wait there: see
     /// [`has_to_be_tried`](Self::has_to_be_tried).
     pub(super) is_left_to_line: bool,
-    /// The mode of a rule that applies but could not charge the request, if there is such a rule:
-    /// it found no key, or its source found too many charges. A rule in this mode does not enforce.
+    /// The mode of a rule that applies but could not charge the request, because it found no key,
+    /// or its source found too many charges. `None` if there is no such rule. A rule in this mode
+    /// does not enforce.
     pub(super) keyless: Option<Mode>,
     /// True if the request is refused because the server does not provide its peer's address.
     pub(super) lacks_peer: bool,

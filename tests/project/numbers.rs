@@ -189,7 +189,7 @@ const PROMISES: &[Promise] = &[
     ),
     (
         "src/middleware/pace/account.rs::BATCH_US",
-        &["in pieces that take {} at the pace", "units are taken in batches for {} or, if such"],
+        &["in pieces that take {} at the pace", "A batch lasts for {} or, if it would then be smaller"],
     ),
     (
         "src/middleware/pace/account.rs::TICK_US",

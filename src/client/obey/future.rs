@@ -188,8 +188,8 @@ fn poll_line(visit: &mut Visit, sleep: &mut Option<(u64, Sleep)>, cx: &mut Conte
         let Some((_, sleeping)) = sleep else { break };
         ready!(sleeping.as_mut().poll(cx));
         *sleep = None;
-        // Treats the time as `until_us` or later, because a request could otherwise poll forever if the timer's clock
-        // is wrong.
+        // The sleep has ended, so the time is now at least `until_us`, even if the timer's clock is wrong and shows
+        // less. With the time that the clock shows, the request could poll forever.
         now_us = visit.settings().now_us().max(until_us);
     }
     *sleep = None;

@@ -16,8 +16,8 @@ pub(in crate::client) struct Heard {
     /// number.
     pub(super) left: Option<u64>,
     /// The microseconds between two requests if the remaining requests are spread evenly until the reset. Zero
-    /// if nothing remains, if at least 20 % of the limit remains, or if the response does not state the limit,
-    /// the remaining units and the reset.
+    /// if nothing remains, if at least 20 % of the limit remains, or if the response leaves out the limit, the
+    /// remaining units or the reset.
     pub(super) spacing_us: u64,
     /// The microseconds from sending the request to the head of the response, or `u64::MAX` if this time is
     /// not known.

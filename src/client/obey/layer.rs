@@ -97,8 +97,8 @@ const KEYS: usize = 10_000;
 /// | only `Retry-After` | a layer for each, which adapts | 25.2 % | 99.9 % | 0.27 | 58 s |
 ///
 /// * If responses say how many units remain, a shared layer sends exactly this number of requests.
-/// * Processes that share no state collide, even if each of them waits as it should. Give processes
-///   without shared state a shared [quota of their own](Self::own_quota).
+/// * Processes that share no state exceed the limit together, even if each of them waits as it
+///   should. Give processes without shared state a shared [quota of their own](Self::own_quota).
 /// * If a server does not report what remains, clients can either spare the server or use its whole
 ///   limit.
 ///
@@ -137,9 +137,9 @@ const KEYS: usize = 10_000;
 /// # Cost
 ///
 /// A request locks the state of its key twice and the map of all keys once, each for a short time.
-/// The work for a waiting request is O(log n) if n requests wait for its key. If the layer remembers
-/// [`max_keys`](Self::max_keys) keys, making room for a new key takes O(n log n) for n keys. Making
-/// room frees an eighth of the keys, or only one key if nearly all keys are in use or paused.
+/// The work for a waiting request is O(log n) if n requests wait for its key. If the layer already
+/// remembers k = [`max_keys`](Self::max_keys) keys, making room for a new key takes O(k log k).
+/// Making room frees an eighth of the keys, or only one key if nearly all keys are in use or paused.
 #[derive(Clone, Debug)]
 pub struct ObeyLayer {
     settings: Arc<ObeySettings>,
@@ -323,7 +323,7 @@ impl ObeyLayer {
     ///
     /// The first refusal sets the rate to half of the requests that succeeded in a second. Each later refusal halves
     /// the rate, at most once per round trip, down to one request per minute. Each success raises the rate by one
-    /// request per second for each second since its last change, and at most to twice the rate. Each
+    /// request per second for each second since the rate last changed, but at most doubles the rate. Each
     /// [`own_quota`](Self::own_quota) is an upper bound.
     #[must_use]
     pub fn adapt(mut self, adapt: bool) -> Self {

@@ -28,8 +28,8 @@ const PATIENCE_US: u64 = 10_000_000;
 
 const SECOND_US: u64 = 1_000_000;
 
-/// The shortest round trip is used only after this many were measured, because the first round
-/// trips include opening connections.
+/// The shortest round trip is used only after this many round trips were measured, because the
+/// first include opening connections.
 const ROUND_TRIPS: u8 = 4;
 
 /// Why a request cannot join the line. Each variant holds the least time for which the request would
@@ -55,7 +55,7 @@ pub(super) enum Polled {
 /// The instants between which a waiting request may be sent.
 #[derive(Clone, Copy, Debug)]
 struct SendWindow {
-    /// The instant from which the client's own quotas allow the request. Requests behind it wait as well.
+    /// The instant from which the client's own quotas allow the request. The requests behind this request wait as well.
     own_us: u64,
     deadline_us: u64,
 }
@@ -90,8 +90,9 @@ pub(super) struct KeyLine {
     /// The turn of the next request that joins the line.
     turns: u64,
     waiters: WaitList<SendWindow>,
-    /// The requests that have been released from the line but not polled since. Maps the turn that
-    /// a request got when it joined the line to the number that it got when it was released.
+    /// The requests that have been released from the line but not polled since. The keys are the
+    /// turns of these requests, and the values are the numbers that the requests got when they were
+    /// released.
     granted: NumberMap<u64>,
     /// Whether requests ask the client's own quotas, one after the other, before they are sent.
     asks: bool,
@@ -175,7 +176,8 @@ impl KeyLine {
     }
 
     /// Returns the next step of a waiting request. The foremost requests sleep until the next request
-    /// is sent. The other requests sleep for ten seconds more, in case the foremost are not polled.
+    /// is sent. The other requests sleep for ten seconds more. If the foremost requests are not
+    /// polled by then, a poll of another request releases the next one.
     pub(super) fn poll(&mut self, turn: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Polled {
         self.release(now_us, wakers);
         if now_us == u64::MAX {
@@ -215,8 +217,8 @@ impl KeyLine {
     }
 
     /// Puts a request that was released from the line back to its position, because it cannot be sent yet. The
-    /// request is not sent before `own_us`. If it leaves the line, the requests behind it need not wait for that
-    /// instant.
+    /// request is not sent before `own_us`. If this request leaves the line, the requests behind it need not
+    /// wait for that instant.
     pub(super) fn put_back(&mut self, turn: u64, number: u64, own_us: u64, deadline_us: u64, wakers: &mut Wakers) {
         self.take_back(turn, number);
         self.waiters.add(turn, SendWindow { own_us, deadline_us });
@@ -370,7 +372,7 @@ impl KeyLine {
         if self.is_news(number) {
             self.left = self.left.map(|left| left.saturating_add(1));
         }
-        // A request that was sent later keeps its distance to the next one.
+        // If another request was sent after this one, the next request keeps its distance from that request.
         if number + 1 == self.sent {
             self.spaced_us = self.spaced_us.saturating_sub(self.interval_us());
         }

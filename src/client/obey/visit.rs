@@ -50,7 +50,7 @@ pub(super) struct Visit {
     receipts: SmallVec<[(usize, Policy, Receipt); 1]>,
     /// The instant at which the request departs from the leaky queues among the client's own quotas.
     departs_us: u64,
-    /// The instant from which the client's own quotas allow the request, as they said last.
+    /// The instant from which the client's own quotas allow the request, according to their last answer.
     own_us: u64,
     /// How many times the client's own quotas denied the request without a known wait.
     unknown_waits: u32,

@@ -378,8 +378,8 @@ impl EntryArena {
         }
     }
 
-    /// Drops the newest entries that hold no units. The newest entry says when the whole quota is back, and an entry
-    /// without units would say too late an instant. The search walks the chain once.
+    /// Drops the newest entries that hold no units. The newest entry says when the whole quota is back, so without
+    /// units it would name an instant that is too late. The search walks the chain once.
     fn drop_empty_newest(&self, owner: Fingerprint, chain: &mut Chain) {
         if self.view(chain).newest().is_none_or(|(_, units)| units > 0) {
             return;

@@ -9,7 +9,8 @@
 //!
 //! # Resets
 //!
-//! The limiter counts resets, and the number of a run is the count at the run's beginning. A reset raises the count
+//! The limiter counts resets. A *run* begins with the first unit that a key holds
+//! ([`HeldUnits`](super::word::HeldUnits)), and its number is the count at that time. A reset raises the count
 //! before it locks the slot. A thread that begins a run reads the count before it reads the slot, and compares the
 //! count again after it has locked the slot. So the number of a run differs from the numbers of all runs that were
 //! reset earlier. A slot's word has room for the first 4,194,303 run numbers. The units of later runs are in the
@@ -157,7 +158,7 @@ pub(super) fn look(
     (verdict, HeldUnits { units: held.units + verdict.taken(), ..held })
 }
 
-/// Returns how many units are held after the return of `units`, which were taken in `run`. Returns `None` if that run
+/// Returns how many units are held after a refund of `units`, which were taken in `run`. Returns `None` if that run
 /// is over.
 #[inline]
 pub(super) fn without(held: HeldUnits, units: u64, run: u64) -> Option<HeldUnits> {

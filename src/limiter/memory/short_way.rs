@@ -1,5 +1,5 @@
-//! The short way charges states that are words and have their slots; [`charge_all`](States::charge_all) charges any
-//! states. Most charges have such states, alone or together with the charges of a request's other policies.
+//! The short way charges keys that have a slot, and whose states fit into the word of the slot. Most charges are of
+//! this kind. [`charge_all`](States::charge_all) charges keys in any state.
 //!
 //! The short way reads each state and decides about it before the slot is locked. If the slot's word is still the
 //! same, one compare-exchange locks the slot, and the new word unlocks it a few instructions later. The short way
@@ -121,8 +121,8 @@ impl States {
         self.write_set(charges, planned, run).then_some(true)
     }
 
-    /// Writes all words as planned. Writes nothing if one of the states has changed, even a state that would not be
-    /// written. With a `run`, this method also writes nothing if a key was reset since `run` was read, or if a
+    /// Writes all words as planned. Writes nothing if one of the states has changed, even if that state would not
+    /// be written. With a `run`, this method also writes nothing if a key was reset since `run` was read, or if a
     /// request waits in line for one of the charges.
     #[inline(always)]
     fn write_set(&self, charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {

@@ -57,8 +57,8 @@
 //! 4. The locks of the versions and of the arena's free lists. A thread that holds one of these locks waits for no
 //!    other lock.
 //!
-//! A thread that holds slots and needs a stripe or an earlier slot only tries that lock, and gives up if
-//! another thread holds the lock (`room`).
+//! A thread that already holds slots may still need a stripe or an earlier slot. The thread does not
+//! wait for either: if another thread holds the lock, this thread gives up (`room`).
 
 use smallvec::SmallVec;
 

@@ -41,10 +41,10 @@ pub(super) struct States {
     /// The secret of the fingerprints.
     pub(super) seeds: [u64; 2],
     shared_seed: SharedSeed,
-    /// The instant from which words count. If a clock steps so far that a word could not hold the time, the base moves,
-    /// but the words stay the same. Every state then lies ahead of the clock, like a state that was written while the
-    /// clock showed a later time. So no state is forgotten, and a state that is too far ahead is moved back when it is
-    /// read.
+    /// The instant from which the instants in words are counted. If a clock steps so far that a word could not hold the
+    /// time, the base moves, but the words stay the same. Every state then lies ahead of the clock, like a state that
+    /// was written while the clock showed a later time. So no state is forgotten, and a state that is too far ahead is
+    /// moved back when it is read.
     base: AtomicU64,
     pub(super) policy_registry: PolicyRegistry,
     stripes: Box<[Mutex<()>]>,

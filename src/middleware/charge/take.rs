@@ -330,8 +330,8 @@ impl Ticket {
     }
 
     /// Collects the charges of the rules that a source finds. Returns the number of rules that the source chooses from.
-    /// If these are too many charges, drops them, and returns `None` if one of the found rules enforces: the request is
-    /// then refused.
+    /// If the request has too many charges, drops all of them. Then returns `None` if one of the found rules
+    /// enforces, and the request is refused.
     #[inline]
     fn find<L>(
         &mut self,

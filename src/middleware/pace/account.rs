@@ -2,12 +2,12 @@
 //!
 //! The account takes units from its limiter in batches. A batch lasts for a
 //! [tick](BytePace::tick_us) at the quota's pace. The account asks for one batch after the other.
-//! It may ask for a batch from a certain instant on, the batch's *slot*. Usually the slot is the
-//! instant at which the previous batch ends. So the burst of a quota does not become a burst of
-//! bytes, and the number of calls does not grow with the number of bodies. If the account asks
-//! late, it asks for proportionally more, so that neither the resolution of a timer nor the round
-//! trip to a store slows the pace. The first batch is half as large as the later batches. So the
-//! bytes that were sent are at most half a batch ahead of the pace or behind it.
+//! The instant from which it may ask for a batch is the batch's *slot*. Usually the previous batch
+//! ends at this instant. So the burst of a quota does not become a burst of bytes, and the number
+//! of calls does not grow with the number of bodies. If the account asks late, it asks for
+//! proportionally more, so that neither the resolution of a timer nor the round trip to a store
+//! slows the pace. The first batch is half as large as the later batches. So the bytes that were
+//! sent are at most half a batch ahead of the pace or behind it.
 //!
 //! Bodies stand in line for pieces of a batch, in the order in which they came. This line is not
 //! the line of requests. A request waits for exactly its cost, but a body takes any part of a batch
@@ -41,8 +41,8 @@ const BATCH_US: u64 = 50_000;
 const TICK_US: u64 = 150_000;
 
 /// A tick is the time that this many bytes take at the pace, but at least [`BATCH_US`] and at most
-/// [`TICK_US`]. Smaller batches would take more processor time, because each piece that is sent takes
-/// some, whatever its size is.
+/// [`TICK_US`]. Smaller batches would take more processor time, because the work for a piece does not
+/// depend on its size.
 const TICK_BYTES: u64 = 32_768;
 
 /// A batch has at least this many bytes, even if these take longer than a tick at a slow pace. It has fewer
@@ -55,10 +55,10 @@ const SLOW_US: u64 = 1_000_000;
 /// The smallest piece of a batch, in bytes, for which a body is woken, unless the batch is smaller.
 const PIECE: u64 = 4_096;
 
-/// The longest time that an account makes up for, if bodies waited and the account could not ask.
+/// If bodies wait but the account cannot ask, it later makes up for at most this time.
 const LATE_US: u64 = 1_000_000;
 
-/// The longest time without waiting bodies that an account makes up for. A reader may take this
+/// If no body waits, the account later makes up for at most this time. So a reader may take this
 /// long for a batch and still get the whole pace.
 const IDLE_US: u64 = 200_000;
 
@@ -324,8 +324,8 @@ impl Account {
     fn poll(&self, body: u64, want: u64, not_before_us: u64, waker: &Waker) -> UnitPoll {
         // No body waits if the timer cannot sleep.
         let Some(now_us) = time_of(&*self.timer) else { return UnitPoll::Ready(want) };
-        // Treats the time as the end of the sleep or later, because a body could otherwise poll forever if the
-        // timer's clock is wrong.
+        // If the body has slept, the time is now at least the end of the sleep, even if the timer's clock is
+        // wrong and shows less. With the time that the clock shows, the body could poll forever.
         let now_us = now_us.max(not_before_us);
         let mut has_polled = false;
         loop {
@@ -647,8 +647,8 @@ impl AccountState {
             }
             PaceAnswer::Denied { wait, .. } => {
                 (self.failures, self.has_asked_for_rest) = (0, false);
-                // Asks for a smaller batch, which is free sooner, so that this process is not always behind another
-                // process.
+                // Asks for a smaller batch. Its units come back sooner, so another process does not always ask
+                // before this process.
                 self.share.shrink();
                 let less = self.share.of(whole);
                 let less = less.batch(less.tick_us()).min(units);

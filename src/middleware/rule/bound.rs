@@ -1,4 +1,4 @@
-//! A rule of a layer, with the extractor of its key. No other rule of the layer has the names of its policies.
+//! A rule of a layer, with the extractor of its key. The names of the rule's policies are unique in the layer.
 
 use std::any::TypeId;
 use std::fmt;
@@ -22,8 +22,8 @@ pub(crate) struct BoundRule {
     /// Returns a request's key. For a request without a key, returns the shared key if the rule
     /// says so.
     extract: Read<Option<Key>>,
-    /// The type of the extractor, if all rules with this type have the same keys: the type captures
-    /// nothing, and requests without a key do not share a key.
+    /// The type of the extractor, if all rules with this type have the same keys. This is so if the
+    /// type captures nothing, and requests without a key do not share a key.
     extractor: Option<TypeId>,
     /// The index of the rule's first policy among the layer's policies.
     first: usize,
@@ -39,8 +39,8 @@ pub(crate) struct BoundRule {
 pub(crate) enum RuleMatch<'r, K> {
     /// The request is charged this cost under its key.
     Charged { key: K, cost: u64 },
-    /// The rule does not charge the request: this condition does not hold. Without a condition, the request has
-    /// no key, and the rule exempts such requests.
+    /// The rule does not charge the request, because this condition does not hold. `None` if the reason is that
+    /// the request has no key, and the rule exempts such requests.
     Exempt(Option<&'r Condition>),
     /// The request has no key, and the rule does not exempt such requests.
     KeyMissing,

@@ -137,10 +137,10 @@ impl Rule {
     /// is charged to all of the quotas or to none. Each quota is a policy of its own, so that headers,
     /// refusals and metrics distinguish them.
     ///
-    /// If a quota is in a pair with the name `burst`, its policy is called `client-burst`. The policy
-    /// of a quota without a name is called after the quota's words, `client-10-per-second`. Give the
-    /// quotas names if clients, dashboards or alerts depend on them, because the words change with the
-    /// quota.
+    /// In a rule `client`, the policy of a quota with the name `burst` is called `client-burst`. The
+    /// policy of a quota without a name is called after the quota's words, `client-10-per-second`.
+    /// Give the quotas names if clients, dashboards or alerts depend on them, because the words change
+    /// with the quota.
     ///
     /// When a quota changes, its usage is kept. A quota with a name is recognised by its name, and a
     /// quota without a name by its place in the list. So append to a list without names, or give names

@@ -34,7 +34,8 @@ impl TakenNames {
 
     /// Returns a free name like `name`, or `None` if `name` itself is free. `own` are names that are not added yet.
     ///
-    /// Skipped numbers are not tried again: their names are taken for good, or are in `own` and will be added soon.
+    /// Skipped numbers are not tried again, because their names are taken for good, or are in `own` and will be added
+    /// soon.
     pub(super) fn free(&mut self, name: &str, own: &[&str]) -> Option<String> {
         let is_taken = |names: &HashMap<_, _, _>, name: &str| names.contains_key(name) || own.contains(&name);
         if !is_taken(&self.names, name) {

@@ -30,9 +30,9 @@ const SPARE: usize = 256;
 /// table.
 ///
 /// * Each override has an identity. If several overrides hold for a key, the latest counts. When the latest
-///   override ends, because its time is over or by [`end`](Self::end), the override before it counts again, unless
-///   that override has ended as well. So two operators who raise the quota of one customer do not undo each other's
-///   change.
+///   override ends, because its time is over or [`end`](Self::end) is called, the override before it counts again,
+///   unless that override has ended as well. So two operators who raise the quota of one customer do not undo each
+///   other's change.
 /// * Overrides whose time has passed are removed. An override without a time stays until it is
 ///   ended. [`max_entries`](Self::max_entries) bounds the table.
 /// * The table belongs to the process, and is not kept in Redis. A `fleet::Fleet` provides tables

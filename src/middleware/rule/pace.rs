@@ -10,26 +10,27 @@ impl Rule {
     /// The rule charges no request, and refuses only requests without a [key](Self::missing_key).
     /// All downloads of a key share its pace, in all processes that share the limiter's store.
     ///
-    /// * The pace is steady for every algorithm: units are taken in batches for 50 milliseconds or,
-    ///   if such a batch would be smaller than 32 KiB, for up to 150 milliseconds. The burst matters
-    ///   only if processes share the quota: each process sends at the pace until the burst is used
-    ///   up, and then the processes share the pace. A [leaky queue](crate::Quota::leaky_queue) has
-    ///   no burst. If the quota that sets the pace is a window, bytes that are late in one window
-    ///   have no room in the next, and downloads are slower by a few percent.
-    ///   [`pace_after`](Self::pace_after) makes the beginning of a body fast.
+    /// * The pace is steady for every algorithm, because units are taken in batches. A batch lasts
+    ///   for 50 milliseconds or, if it would then be smaller than 32 KiB, for up to 150
+    ///   milliseconds. The burst matters only if processes share the quota: each process sends at
+    ///   the pace until the burst is used up, and then the processes share the pace. A
+    ///   [leaky queue](crate::Quota::leaky_queue) has no burst. If the quota that sets the pace is a
+    ///   window, bytes that are late in one window have no room in the next, and downloads are
+    ///   slower by a few percent. [`pace_after`](Self::pace_after) makes the beginning of a body
+    ///   fast.
     /// * Over ten seconds a download gets its pace within one percent. At 100 kB/s over TCP, 1 and
     ///   100 downloads got 1.006 times their pace, and 1,000 downloads got 1.005 times. Each
-    ///   gigabyte took a second of the processor, and without a pace 0.7 to 0.95 seconds. All 1,000
-    ///   downloads took 26 MB of memory. (`cargo bench --bench pace` also measures nginx.)
+    ///   gigabyte took one second of processor time, and 0.7 to 0.95 seconds without a pace. All
+    ///   1,000 downloads took 26 MB of memory. (`cargo bench --bench pace` also measures nginx.)
     /// * If the rule has [several quotas](Self::all_of), the fastest quota is the pace. A body
     ///   waits when another quota of the rule is used up.
     /// * Downloads of a key take turns, in the order in which they wait, with equal pieces of a batch.
-    /// * A process takes the units of one batch ahead, with one call of the limiter, and refunds the
-    ///   unused units when the last download of the key ends or is dropped. There are at most 20
-    ///   calls a second for each key. A batch that is late is larger, so the round trip to a store
-    ///   does not slow the pace.
-    /// * Processes that share a pace find their parts like TCP connections: a process whose batch
-    ///   is denied asks for less, and then for a little more after each success.
+    /// * A process takes the units of one batch in advance, with one call of the limiter, and
+    ///   refunds the unused units when the last download of the key ends or is dropped. There are at
+    ///   most 20 calls a second for each key. A batch that is late is larger, so the round trip to a
+    ///   store does not slow the pace.
+    /// * Processes that share a pace divide it as TCP connections do: a process whose batch is
+    ///   denied asks for less, and then for a little more after each success.
     /// * A body holds one frame of its inner body, and takes units only for bytes that it has.
     /// * If the limiter fails, [`OnError`](crate::OnError) decides. Either each process keeps the pace
     ///   by itself, or the download waits for about three seconds and ends with an error, which clients

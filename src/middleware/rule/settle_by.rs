@@ -152,8 +152,8 @@ impl Rule {
 
     /// Sets the cost of an aborted request. A request is aborted if, before the response's head, the
     /// client disconnects, or the service panics or returns an error. If the cost is settled by usage
-    /// or by the body, one of these events before the end of the response's body aborts the request
-    /// as well. This setting also works in a rule without any other settlement.
+    /// or by the body, one of these events between the head and the end of the body aborts the
+    /// request as well. This setting also works in a rule without any other settlement.
     ///
     /// By default an aborted request costs at least its reservation, [`OnAborted::Keep`]. If
     /// disconnecting refunded the charge, an attacker could retry logins or start costly work

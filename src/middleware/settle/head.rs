@@ -109,7 +109,7 @@ impl<L: Limiter> OpenTicket<L> {
         self.response.is_whole = self.response.is_bodiless;
     }
 
-    /// Returns the units of concurrency limits that are held no longer than until the response's head.
+    /// Refunds the units of concurrency limits that are held no longer than until the response's head.
     fn release_by_head(&mut self, status: StatusCode) {
         let Some(places) = &self.ticket.places else { return };
         // The request itself is one holder of `places`. Any other holder is a handler's.

@@ -184,7 +184,7 @@ pub(crate) trait AnyTicket: Send + Sync {
     /// Settles the charges that the response's head decides, and adds the layer's headers to the head.
     fn finish_head(&mut self, head: &mut Parts);
 
-    /// Returns whether the end of the body settles a charge or returns units that the request
+    /// Returns whether the end of the body settles a charge or refunds units that the request
     /// holds.
     fn is_open(&self) -> bool;
 
@@ -245,8 +245,8 @@ impl<L: Limiter> AnyTicket for OpenTicket<L> {
         }
         self.response.count(bytes, is_last);
         if self.response.is_whole {
-            // Returns the places before the end of the body, because a client that has all bytes may send its next
-            // request before the server asks for the end.
+            // Refunds the held units before the end of the body, because a client that has all bytes may send its
+            // next request before the server asks for the end.
             self.ticket.places = None;
         }
     }

@@ -312,8 +312,8 @@ impl<B, L: Limiter> InLine<B, L> {
         }
     }
 
-    /// Charges the request under the present quotas of its rules, whatever made it wait. For units of concurrency
-    /// limits, see [`Charged::policy_in_line`].
+    /// Replaces the quotas of the request's charges with the present quotas of the rules, for all rates and not
+    /// only for the rate that made the request wait. For concurrency limits, see [`Charged::policy_in_line`].
     fn follow_quotas(&mut self) {
         let (layer, Some((request, ticket))) = (&self.layer, &mut self.held) else { return };
         let head = Head::from(&*request);
@@ -327,8 +327,8 @@ impl<B, L: Limiter> InLine<B, L> {
         }
     }
 
-    /// Charges the request according to the present modes of its rules, if they are milder than the modes that
-    /// made it wait.
+    /// Charges the request according to the present modes of its rules, if these are milder than the modes
+    /// that made the request wait.
     fn follow_modes(&mut self) {
         let (layer, Some((_, ticket))) = (&self.layer, &mut self.held) else { return };
         for at in 0..ticket.charges.len() {
