@@ -34,7 +34,7 @@ pub(crate) struct DepartureKey {
     /// rules may change while requests wait.
     pub(crate) policy: u64,
     pub(crate) key: Key,
-    /// A slot fits only requests with the cost that the slot was made for: a more costly request would depart too
+    /// A slot fits only requests of the cost that it was made for, because a more costly request would depart too
     /// close to the next request.
     pub(crate) cost: u64,
 }

@@ -301,8 +301,8 @@ impl<L: Limiter> OnResponse<L> {
         }
     }
 
-    /// Finishes any response, if it has come: the response may carry the outcome, or charges may
-    /// depend on it.
+    /// Finishes a response of any kind, if it has come. The response may carry the outcome, and
+    /// charges may depend on it.
     fn finish<C: ResponseBody, E>(
         &mut self,
         mut answered: Poll<Result<Response<C>, E>>,

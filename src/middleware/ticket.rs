@@ -297,8 +297,8 @@ impl Ticket {
         }
     }
 
-    /// Updates the decision of a charge whose cost changed from `from` to `to` units. Asks the limiter if it answers at
-    /// once, and otherwise computes the decision.
+    /// Updates the decision of a charge whose cost changed from `from` to `to` units. If the limiter answers at once,
+    /// it is asked for the decision; otherwise the decision is computed.
     pub(super) fn update<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, from: u64, to: u64) {
         debug_assert!(at < self.charges.len(), "the ticket has a charge with this index");
         let Some(charged) = self.charges.get_mut(at) else { return };

@@ -192,7 +192,7 @@ impl EntryArena {
         }
     }
 
-    /// Returns a chain of one block without entries, if there is a free block.
+    /// Returns a new chain of one block, without entries. Returns `None` if no block is free.
     pub(super) fn begin(&self, owner: Fingerprint) -> Option<Chain> {
         let block = self.allocate(owner)?;
         Some(Chain { first: block, last: block, ..Chain::default() })

@@ -40,7 +40,7 @@ pub(super) struct LockedKey<'a> {
     /// A block for the first entry of a chain with a head.
     spare: Option<u32>,
     state: LoadedState,
-    /// Says which changes of this quota write the converted state, if another quota wrote the stored state.
+    /// If another quota wrote the stored state, says which changes of this quota write the converted state.
     fit: Fit,
     change: StateChange,
 }

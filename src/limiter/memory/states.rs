@@ -139,8 +139,8 @@ impl States {
         self.relative(self.clock.now_us())
     }
 
-    /// Reads the clock after the state was locked. Only such a reading may rewind a state: if the state is ahead of
-    /// the reading, the clock has stepped back.
+    /// Reads the clock after the state was locked. Only such a reading may rewind a state, because a state that is
+    /// ahead of such a reading shows that the clock has stepped back.
     pub(super) fn now_after(&self) -> Now {
         self.relative(self.clock.now_us_in_order())
     }

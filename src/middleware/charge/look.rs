@@ -141,7 +141,7 @@ fn set_key(rule: &mut RuleExplanation, key: Option<&Key>) {
     rule.key_text = key.map(|key| key.display().to_string());
 }
 
-/// Explains a rule that is not asked, for this reason.
+/// Explains a rule that is not asked. `reason` says why it is not asked.
 fn explained<L: Limiter>(layer: &Compiled<L>, bound: &BoundRule, reason: NotCharged) -> RuleExplanation {
     let rule = bound.rule();
     let reason = if reason == NotCharged::Path && rule.is_disabled() { NotCharged::Disabled } else { reason };

@@ -22,8 +22,8 @@ impl Rule {
     ///   100 downloads got 1.006 times their pace, and 1,000 downloads got 1.005 times. Each
     ///   gigabyte took one second of processor time, and 0.7 to 0.95 seconds without a pace. All
     ///   1,000 downloads took 26 MB of memory. (`cargo bench --bench pace` also measures nginx.)
-    /// * If the rule has [several quotas](Self::all_of), the fastest quota is the pace. A body
-    ///   waits when another quota of the rule is used up.
+    /// * If the rule has [several quotas](Self::all_of), the fastest quota is the pace. A body also
+    ///   waits while another quota of the rule is used up.
     /// * Downloads of a key take turns, in the order in which they wait, with equal pieces of a batch.
     /// * A process takes the units of one batch in advance, with one call of the limiter, and
     ///   refunds the unused units when the last download of the key ends or is dropped. There are at

@@ -80,8 +80,8 @@ impl<L: Limiter> OpenTicket<L> {
     /// Settles the charges that the response's head decides. Afterwards only the charges that depend on the end of
     /// the body are open.
     ///
-    /// Open charges stay open while the application's closures run, because these closures may
-    /// panic.
+    /// Open charges stay open while the application's closures run. If a closure panics, the drop
+    /// of the ticket settles them.
     pub(crate) fn see_head(&mut self, response: &Parts) {
         if self.copies.take().is_some_and(|copies| copies.are_refused()) {
             self.refund_and_report();
