@@ -38,8 +38,8 @@ use super::used::{Carried, Dated, Used};
 /// The edges of every calendar are whole seconds.
 const EDGE_US: u64 = 1_000_000;
 
-/// A bound for how far ahead the state of a calendar may end, as a multiple of the longest window. The state ends with
-/// the next window at the latest, and a time zone may make a window a day longer.
+/// The state of a calendar ends at most this number of longest windows ahead of now. In fact it ends with the next
+/// window at the latest, but a time zone may make a window a day longer.
 const AHEAD_PERIODS: u64 = 4;
 const _: () = assert!(AHEAD_PERIODS * PERIOD_US_MAX <= WORD_AHEAD_US, "the state of a yearly window fits into a word");
 
@@ -50,9 +50,9 @@ pub(crate) struct FixedWindow {
     period_us: u64,
     /// The period as a divisor, to find the window of an instant.
     grid: Divisor,
-    /// The length of two windows. The end of a state's window is valid if it is ahead by at most two windows. For a
-    /// calendar, this is the shortest time that two windows can take. An end that is nearer is valid in any case,
-    /// so most decisions do not ask the calendar (`benches/instructions`).
+    /// The length of two windows. The end of a state's window is valid if it is ahead by at most two windows. A
+    /// calendar's windows differ in length, so this is the shortest time that two of them can take. An end within
+    /// this time is surely valid, so most decisions do not ask the calendar (`benches/instructions`).
     near_us: u64,
     calendar: Option<&'static CalendarWindows>,
     debt: u64,

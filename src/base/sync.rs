@@ -78,9 +78,9 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Runs code of the application and catches its panic. Callers catch the panic if they still have to notify
-/// other tasks, or if they are in a destructor. A panic that leaves a destructor aborts the process if the value
-/// is dropped during another panic.
+/// Runs code of the application and catches its panic. Callers catch the panic if they still have to notify other
+/// tasks, or if they are in a destructor. If a value is dropped because of a panic, a second panic that leaves its
+/// destructor aborts the process.
 pub(crate) fn contained(run: impl FnOnce()) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
 }

@@ -67,10 +67,10 @@
 //! exception: calls that are under way to Redis at the same time are decided in the order in which Redis gets them.
 //!
 //! A request asks as soon as it is the first of its line. The first request of a line asks again after 20 ms, later
-//! after up to 500 ms, and at once when its own process returns a place. If the longest wait of a request is below four
-//! seconds, it asks at least six times, but with pauses of at least 5 ms. Each of these calls says how long the request
-//! has waited. Redis keeps a freed place for the request that has waited longest in any process. So no process starves.
-//! The price:
+//! after up to 500 ms, and at once when its own process returns a place. If the longest wait of a request is below
+//! four seconds, the pauses are shorter: the request asks at least six times, unless the pauses would then be below
+//! 5 ms. Each of these calls says how long the request has waited. Redis keeps a freed place for the request that
+//! has waited longest in any process. So no process starves. The price:
 //!
 //! * A freed place stays unused until the first request in line asks. The place stays unused for up to 500 ms if
 //!   another process held it, and for less time if the wait is short.

@@ -11,9 +11,9 @@
 //!
 //! # Stored values
 //!
-//! The key of a state is `prefix:1:h…:4:name`. After the prefix come the version of the format, the hash of the
-//! caller's key in hexadecimal digits, the length of the policy's name, and that name. The key of a concurrency limit
-//! has a `p` before the length. A value is at most 17 kB:
+//! The key of a state is `prefix:1:h…:4:name`. Its parts are the prefix, the version of the format, the hash of the
+//! caller's key in hexadecimal digits, the length of the policy's name, and that name. The key of a concurrency
+//! limit has a `p` before the length. A value is at most 17 kB:
 //!
 //! | bytes | meaning |
 //! |---|---|

@@ -25,8 +25,8 @@
 //! * Several processes share the server's flushes. But only one process changes a key in each
 //!   flush, and the other processes decide again. With flushes of 8 ms, all processes together
 //!   change a key about 100 times a second, each time with any number of checks.
-//! * If this process has not seen a key before, a check of the key needs a load first, or a second statement. A load
-//!   waits for no flush.
+//! * A check of a key that this process has not seen before needs a load first, or a second statement. A load
+//!   writes nothing, so it waits for no flush.
 //! * A check waits for up to two statements: the statement under way, and its own. So the deadline
 //!   should be longer than four flushes.
 //!
