@@ -125,13 +125,13 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Checks whether this limiter can keep the states of a quota. By default a limiter can keep the states
     /// of all quotas except [concurrency limits](Quota::concurrent), whose units come back only by refunds. A
-    /// limiter whose store outlives the process supports concurrency limits only if the limiter returns the
+    /// limiter whose store outlives the process supports concurrency limits only if the limiter refunds the
     /// units of a process that dies.
     ///
-    /// The layer's `check()` reports a quota that its limiter does not support, and the conformance suite skips
-    /// such a quota. A limiter that gets a charge under an unsupported quota anyway returns an error or denies the
-    /// charge. The only option that a limiter may ignore is a [wait in line](Quota::max_wait). A limiter without lines
-    /// decides as if the quota had no wait, because the layer lets requests wait.
+    /// The layer's `check()` reports a quota that its limiter does not support, and the conformance suite skips such a
+    /// quota. A limiter that gets a charge under an unsupported quota anyway returns an error or denies the charge.
+    /// The only option that a limiter may ignore is a [wait in line](Quota::max_wait). A limiter without lines decides
+    /// as if the quota had no wait, because not the limiter but the layer lets requests wait.
     ///
     /// # Errors
     /// Returns an error if the limiter does not support the quota. The error says why, and what to

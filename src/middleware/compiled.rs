@@ -463,8 +463,8 @@ impl<L> Compiled<L> {
         self.has_lines
     }
 
-    /// Returns whether a request's ticket is needed when its response has come: the response carries the outcome, or
-    /// charges depend on the response.
+    /// Returns whether a request's ticket is needed when its response has come. It is needed if the response
+    /// carries the outcome, or if charges depend on the response.
     pub(super) fn needs_response(&self, kind: OutcomeKind) -> bool {
         self.needs >= Needs::Ticket || kind.is_always_exposed()
     }

@@ -67,7 +67,8 @@ impl<L: Limiter> Follow for Latest<Compiled<L>> {
             if !has_new_rules && policies(&settings.rules) == policies(&before.settings.rules) {
                 return;
             }
-            // Makes the successor without the lock, because this calls the limiter, which is the application's code.
+            // Makes the successor without the lock, because making it calls the limiter, which is the application's
+            // code.
             let next = Arc::new(before.successor(settings, has_new_rules));
             if !self.replace(&before, &next) {
                 continue;

@@ -166,8 +166,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 
     /// Looks up every request in a list before anything is charged. `extract` returns the key for the look-up. Allowed
     /// clients are exempt from this layer. Denied clients are refused with 403 (`PERMISSION_DENIED` over gRPC). The
-    /// layer does not ask the limiter in either case. If the layer has several lists, the first list with an entry for
-    /// its key decides. A request without the key of a list is not in that list.
+    /// layer does not ask the limiter in either case. If the layer has several lists, the first list that has an entry
+    /// for the request decides. A request without the key of a list is not in that list.
     ///
     /// If the list has networks, use an extractor that returns the whole address, such as
     /// [`key::peer_network`](crate::key::peer_network) or [`key::client_network`](crate::key::client_network) with

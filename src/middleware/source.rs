@@ -50,7 +50,7 @@ pub(crate) const FOUND_MAX: usize = 1_000;
 
 /// Finds the rules that apply to a request among many rules.
 pub(crate) trait FindRules: Send + Sync {
-    /// Calls `found` with the index of each rule that applies, the key and the cost. Each of the rules has one policy,
+    /// Calls `found` with the index, the key and the cost of each rule that applies. Each of the rules has one policy,
     /// and no linked policy. A rule may be found several times.
     fn find(&self, head: &Head<'_>, found: &mut dyn FnMut(usize, Key, u64));
 }

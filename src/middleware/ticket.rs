@@ -194,7 +194,7 @@ impl Ticket {
         if self.is_answered { &self.charges } else { &[] }
     }
 
-    /// Moves the taken units of concurrency limits into a holder, which returns them when it is
+    /// Moves the taken units of concurrency limits into a holder, which refunds them when it is
     /// dropped.
     #[inline(never)]
     pub(super) fn hold_places<L: Limiter>(&mut self, layer: &Compiled<L>) {

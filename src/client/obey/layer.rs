@@ -99,8 +99,8 @@ const KEYS: usize = 10_000;
 /// * If responses say how many units remain, a shared layer sends exactly this number of requests.
 /// * Processes that share no state exceed the limit together, even if each of them waits as it
 ///   should. Give processes without shared state a shared [quota of their own](Self::own_quota).
-/// * If a server does not report what remains, clients can either spare the server or use its whole
-///   limit.
+/// * If a server does not report what remains, clients cannot both spare the server and use its
+///   whole limit.
 ///
 /// # What it obeys
 ///

@@ -61,8 +61,8 @@ impl States {
             let mut holds = [hold()];
             let set = LockedSet::lock(self, &mut holds);
             let [hold] = set.holds;
-            // Reads the clock after the lock: an older reading would look like a clock that stepped back, and rewind
-            // the state.
+            // Reads the clock after the lock, because an older reading would look like a clock that stepped back,
+            // and rewind the state.
             let now = self.now_after();
             self.read(hold, now);
             let decided = decide(hold, now);
@@ -148,7 +148,8 @@ impl States {
             if !takes || !allowed && !outlives(at, decisions) {
                 hold.change_nothing();
             }
-            // Makes room before it writes: if there is no room for one of the charges, no charge has been written.
+            // Makes room for all charges before it writes one, so that nothing is written if one of the charges finds
+            // no room.
             if !self.make_room(hold, now, events) {
                 if hold.awaits_growth {
                     return Err(NoRoom(hold.key));

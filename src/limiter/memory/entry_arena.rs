@@ -562,8 +562,8 @@ impl EntryArena {
         }
     }
 
-    // The accesses are `Relaxed`: the lock of the owner's slot orders the words of a block, and the lock of the free
-    // list orders the words of a free block. Only a block's owner is read without these locks, as a hint.
+    // The accesses are `Relaxed`, because the lock of the owner's slot orders the words of a block, and the lock of
+    // the free list orders the words of a free block. Only a block's owner is read without these locks, as a hint.
 
     fn word(&self, block: u32, word: usize) -> u64 {
         debug_assert!(block <= self.last(), "a chain has a block that the arena does not have");

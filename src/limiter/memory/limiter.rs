@@ -193,9 +193,9 @@ impl MemoryLimiter {
     /// Copies all live states, to be [restored](super::MemoryLimiterBuilder::restore) later, so that a daily
     /// quota survives a deploy.
     ///
-    /// Each state is copied at its own instant. The snapshot holds no keys, but the fingerprints of the keys
-    /// and the secret with which the fingerprints were made. Protect a snapshot like a log of clients. A
-    /// snapshot takes about 24 bytes for each key.
+    /// Each state is copied at its own instant. The snapshot holds no keys. It holds the fingerprints of the
+    /// keys, and the secret with which the fingerprints were made. Protect a snapshot like a log of clients.
+    /// A snapshot takes about 24 bytes for each key.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         Snapshot::of(&self.0).write()

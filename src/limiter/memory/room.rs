@@ -349,8 +349,8 @@ impl States {
             if !form.in_arena() || block_of(seen.word) == 0 || !seen.try_lock() {
                 continue;
             }
-            // Reads the clock after the lock: if the clock stepped back, an older reading would free a state that still
-            // counts.
+            // Reads the clock after the lock, because after a backward step of the clock, an older reading would
+            // free a state that still counts.
             let now = self.now_under_lock(seen);
             let mut chain = self.load_chain(seen);
             let (is_freed, word) = if is_expired(seen.word, form.shift(), now) {

@@ -457,8 +457,8 @@ impl SlotTable {
 
     #[inline(always)]
     fn mask(&self) -> u64 {
-        // `Relaxed` suffices: a thread that sees an older value does not find the key, and then searches under the
-        // lock of the key's stripe.
+        // `Relaxed` suffices, because a thread that sees an older value does not find the key, and then searches
+        // under the lock of the key's stripe.
         self.mask.load(Ordering::Relaxed)
     }
 
@@ -508,7 +508,7 @@ impl SlotTable {
         self.growth.store(Growth::Settled as u64, Ordering::Release);
     }
 
-    /// Returns the lines from which the lines of a key were split, or will be.
+    /// Returns the lines from which the lines of a key were split or will be split.
     pub(super) fn parents(&self, key: Fingerprint) -> [usize; 2] {
         self.lines(key, self.mask() >> 1)
     }

@@ -272,8 +272,8 @@ impl States {
             |seen| !is_unused(seen).get(),
             |seen| {
                 let shift = self.versions.form(version_of(seen.tag)).shift();
-                // Reads the clock after the lock: if the clock stepped back, an older reading would forget a state that
-                // still counts.
+                // Reads the clock after the lock, because after a backward step of the clock, an older reading would
+                // forget a state that still counts.
                 let is_over = || is_expired(seen.word, shift, self.now_under_lock(seen));
                 if is_unused(seen).get() && is_over() {
                     // Empties the slot, because its tag would name a version that is about to get another policy.

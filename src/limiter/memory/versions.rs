@@ -151,8 +151,8 @@ impl Versions {
     /// Returns the form of the words of this version.
     #[inline]
     pub(super) fn form(&self, version: u16) -> WordForm {
-        // `Relaxed` suffices: this thread got the version's number by an `Acquire` load, which comes before this load
-        // (see `cached`).
+        // `Relaxed` suffices, because this thread got the version's number by an `Acquire` load, which comes before
+        // this load (see `cached`).
         WordForm(self.forms[usize::from(version)].load(Ordering::Relaxed))
     }
 

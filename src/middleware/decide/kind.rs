@@ -128,7 +128,8 @@ fn kind_of_keyless(mode: Mode) -> OutcomeKind {
     }
 }
 
-/// Returns whether a taken charge makes its request wait: the charge has a slot in an enforced queue.
+/// Returns whether a taken charge makes its request wait. The request waits if the charge has a slot in an enforced
+/// queue.
 pub(crate) fn makes_wait(charged: &Charged) -> bool {
     charged.mode == Mode::Enforce && charged.cost > 0 && charged.decision.has_delay()
 }

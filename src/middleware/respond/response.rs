@@ -61,8 +61,8 @@ impl Ticket {
         }
     }
 
-    /// Puts the outcome into the response's extensions, unless an inner layer refused the request or left an outcome
-    /// that says more.
+    /// Puts the outcome into the response's extensions, unless an inner layer refused the request, or left an
+    /// outcome that is always exposed when this outcome is not.
     #[cold]
     fn expose<L>(&self, layer: &Compiled<L>, response: &mut Extensions) {
         let inner = response.get().map(Outcome::kind);

@@ -71,7 +71,8 @@ impl BoundRule {
         &mut self.rule
     }
 
-    /// Returns whether single keys can have quotas of their own: the rule has one quota, or one for each plan.
+    /// Returns whether single keys can have quotas of their own. They can if the rule has one quota, or one for each
+    /// plan.
     #[cfg(all(feature = "rules", feature = "fleet"))]
     pub(crate) fn can_override_quota(&self) -> bool {
         self.rule.policies.len() == 1 || self.rule.choose.is_some()

@@ -15,8 +15,8 @@ use crate::quota::{Algorithm, Quota};
 /// layer.
 ///
 /// * A request uses one quota from beginning to end: the quota in force when its layer is called.
-///   The request is settled, refunded and answered under that quota. A request or a message in line
-///   takes the quota that is in force when it is admitted.
+///   The request is settled, refunded and answered under that quota. But a request or a message
+///   that waits in line takes the quota that is in force when it is admitted.
 /// * The units that a key has used stay used. A key that has used more than the new quota allows must wait until enough
 ///   of its usage has expired. Until a request is admitted under the new quota, usage expires at the old quota's pace.
 ///   The reported wait counts with the new quota's pace, so it can be far longer than needed; see [the
