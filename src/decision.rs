@@ -432,9 +432,9 @@ impl ChargeDecision {
         self.remaining = self.with_cost_changed(taken, 0).remaining;
     }
 
-    /// Returns the answer for a cost of `actual` instead of `charged`. If the whole quota is available with this
-    /// cost, the reset is zero. If a part of the quota stays used, only the limiter knows when the whole quota
-    /// is available, and the reset stays.
+    /// Returns the answer for a cost of `actual` instead of `charged`. If the whole quota is available with this cost,
+    /// the reset is zero. If a part of the quota stays used, only the limiter knows when the whole quota is available,
+    /// and the reset stays unchanged.
     pub(crate) fn with_cost_changed(&self, charged: u64, actual: u64) -> Self {
         let remaining = self.remaining.saturating_add(charged).saturating_sub(actual).min(self.limit);
         let is_whole = remaining == self.limit && self.reset_after().is_some();

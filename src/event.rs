@@ -119,8 +119,8 @@ pub enum LimiterEvent {
         /// The last error, with its causes.
         error: String,
     },
-    /// A server answers again. If the server was down for the second time within ten seconds, the event is reported
-    /// after the server has answered for a second.
+    /// A server answers again. If the server had gone down within ten seconds of its previous return, the event is
+    /// reported only after the server has answered for one second.
     #[non_exhaustive]
     StoreUp {
         /// The server's host and port.
@@ -133,8 +133,8 @@ pub enum LimiterEvent {
         /// The server's host and port.
         server: String,
     },
-    /// A server answers, but a round trip to it takes more than half of a check's deadline. Checks fail if round trips
-    /// take only a little longer. Reported once for each server, after the first connection to it.
+    /// A server answers, but a round trip to it takes more than half of a check's deadline. Checks fail as soon as
+    /// round trips take longer than the deadline. Reported once for each server, after the first connection to it.
     #[non_exhaustive]
     StoreFar {
         /// The server's host and port.
@@ -153,9 +153,9 @@ pub enum LimiterEvent {
         /// The server's host and port.
         server: String,
     },
-    /// Checks fail at the store. Reported once a minute for each kind of error, and again after five seconds if a
-    /// check then fails for another reason. Reported again after [`StoreRecovered`](Self::StoreRecovered), and when
-    /// an observer is added.
+    /// Checks fail at the store. Reported once a minute for each kind of error. If checks fail for a new reason of the
+    /// same kind, reported again, at the earliest five seconds later. Reported again after
+    /// [`StoreRecovered`](Self::StoreRecovered), and when an observer is added.
     #[non_exhaustive]
     StoreFailed {
         /// The kind of the error. If the kind is [`Misconfigured`](StoreErrorKind::Misconfigured), an operator has
@@ -412,10 +412,10 @@ pub enum RulesEvent {
     Unused {
         /// The operator who pushed the rules in force.
         by: String,
-        /// The revision of the operators' settings that has the rules in force.
+        /// The revision of the operators' settings in which these rules were pushed.
         revision: u64,
-        /// All problems of the changed rules, if they have any. In that case, the program's former own rules come
-        /// into force when the pushed rules end.
+        /// All problems of the changed rules, if they have any. In that case, the rules that the program had before
+        /// this change come into force when the pushed rules end.
         error: Option<String>,
     },
 }
@@ -485,7 +485,7 @@ pub enum FleetEvent {
         revision: u64,
         /// A 48-bit hash of the settings' text. The hash is equal in all processes with the same text.
         hash: u64,
-        /// The calendar time since which this process has the revision.
+        /// The calendar time at which the revision came into force in this process.
         since: Timestamp,
     },
     /// The store does not answer, or this version of the crate cannot read the stored text. The settings

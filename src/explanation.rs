@@ -274,7 +274,7 @@ impl RuleExplanation {
     }
 
     /// Returns the units that the request costs. Returns `None` if the rule does not charge the request, or if another
-    /// rule refuses it because that rule finds no key.
+    /// rule refuses the request because the request has no key for that rule.
     #[must_use]
     pub fn cost(&self) -> Option<u64> {
         self.cost

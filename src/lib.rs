@@ -32,8 +32,8 @@
 //! * A [`Quota`] says how much: a limit per period, an algorithm and its options.
 //! * A [`Rule`] is a *named* quota as a layer applies it. A rule says to which requests its quota
 //!   applies, at what cost, and in which [`Mode`]. The name is part of the stored state.
-//! * A [`Policy`] is the name and quota of a rule, which limiters get, and which clients and operators
-//!   see in headers and metrics.
+//! * A [`Policy`] is the name and quota of a rule. Limiters get policies, and clients and operators see them in headers
+//!   and metrics.
 //! * A [`Key`] says whose allowance is charged. An extractor gets the key from the request.
 //! * A [`Limiter`](limiter::Limiter) keeps the states and decides. [`MemoryLimiter`] keeps the states
 //!   of one process. [`RedisLimiter`](struct.RedisLimiter.html) and

@@ -284,7 +284,7 @@ impl PolicyStatus {
 pub struct Observed<'a> {
     outcome: &'a Outcome,
     request: &'a Head<'a>,
-    /// The policies and keys, in the order of the outcome's policies if the outcome has them.
+    /// The policies that applied, each with its key. If the outcome has policies, these are in the same order.
     keys: SmallVec<[(&'a Policy, &'a Key); 4]>,
 }
 
@@ -516,11 +516,12 @@ pub trait Observer: Send + Sync {
         let _ = event;
     }
 
-    /// Returns a number that identifies this observer: by default the address of this value.
+    /// Returns a number that identifies this observer: by default the memory address of this value.
     ///
     /// A limiter reports each event once to observers with the same number, so that several layers can pass one
-    /// observer to one limiter. An observer whose clones share their state returns an address in that state, as
-    /// [`Stats`](crate::guide::observing) does. An `Arc` of an observer returns the number of the observer in it.
+    /// observer to one limiter. If the clones of an observer share their state, return the memory address of that
+    /// state, so that all clones have the same number. [`Stats`](crate::guide::observing) does so. An `Arc` of an
+    /// observer returns the number of the observer in it.
     fn identity(&self) -> usize {
         std::ptr::from_ref(self).cast::<()>().addr()
     }

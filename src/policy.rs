@@ -59,7 +59,7 @@ struct Inner {
     /// The policy's item in a list of quotas, after the item was first rendered.
     item: OnceLock<HeaderValue>,
     origin: Origin,
-    /// The quotas of requests that bring none, in words, if they are known.
+    /// The quotas for requests that bring no quota, in words, if these quotas are known.
     usual: Option<Box<str>>,
 }
 

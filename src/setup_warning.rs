@@ -91,10 +91,10 @@ labelled! {
         /// Either it drops each [`Admission`](crate::middleware::Admission) although a rule settles after the response,
         /// or it reports a cost although no rule settles by such a cost.
         NotSettled = "not-settled",
-        /// Headers report only policies with a [name](crate::Headers::for_policy) or a
-        /// [unit](crate::Headers::for_unit) that no policy of the layer has, so these headers are never sent,
-        /// while another policy has no headers. This warning is also given if two families of headers use one
-        /// header name.
+        /// Headers report only policies with a [name](crate::Headers::for_policy) or a [unit](crate::Headers::for_unit)
+        /// that no policy of the layer has, so these headers are never sent. In addition, another policy of the layer
+        /// is in none of the headers that report only some policies. This warning is also given if two families of
+        /// headers use one header name.
         HeadersUnsent = "headers-unsent",
         /// The headers of a response report so many policies that they have more than 8,192 bytes, which many proxies
         /// and clients do not accept.

@@ -306,7 +306,7 @@ cases! {
     }
 
     /// Names and keys have states of their own, even if they look alike or make equal texts when joined.
-    #[fix = "compare whole names and keys; if you join the two into one text, add their lengths, or a hash of both"]
+    #[fix = "compare whole names and keys; a text that joins the two also needs their lengths, or a hash of both"]
     async fn names_and_keys_that_look_alike_are_apart(bench) {
         let mut pairs: Vec<(String, Key)> = vec![
             ("name".to_owned(), key("key")),
@@ -386,7 +386,7 @@ cases! {
         let mut last = bench.take(&[strike]).await?;
         bench.take(&[strike]).await?;
         let closed = bench.peek(&[strike.cost(0)]).await?;
-        same("the block after a block that refunds removed", closed.charges()[0].wait(), Wait::After(HOUR))?;
+        same("the block that begins after refunds removed the first", closed.charges()[0].wait(), Wait::After(HOUR))?;
         bench.reset(&block).await?;
         bench.refund(&block, receipt(last.charge_mut(0))?).await?;
         let mut first = bench.take(&[strike]).await?;
@@ -692,7 +692,7 @@ cases! {
         ensure(passed, &format!("the cost was denied again after its wait, {wait:?}"))
     }
 
-    /// In a long time, about as many units pass as the quota allows: no more, and not many fewer.
+    /// In a long time, no more units pass than the quota allows, and not many fewer.
     #[fix = "see Quota::period: make units come back at the rate of the quota, independently of the reported waits"]
     async fn units_come_back_at_the_rate_of_the_quota(bench) {
         const REFILLS: u64 = 5;

@@ -54,7 +54,7 @@ pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
         "a value is removed only if it is the expected value": delete,
         "a swap that is sent again changes nothing, and returns the values that the first swap wrote": sent_again,
         "values are returned in the order of the keys": order,
-        "keys are different if they differ only in case, blanks, signs of patterns, or the last of 320 bytes": alike,
+        "keys are different if they differ only in case, blanks, wildcards, or the last of 320 bytes": alike,
         "if several concurrent swaps expect the same version, one of them is made": rivals,
         "a swap whose future is dropped is made as a whole or not at all": dropped,
         "each swap of a call is made or refused independently, and the answers are in the order of the swaps": each,
@@ -329,9 +329,9 @@ impl<S: Store> Bench<'_, S> {
             self.changes(&[("each1", Some(&one), put(&new))]),
             // The stored value is not the value that the swap expects.
             self.changes(&[("each2", Some(&stale), put(&new))]),
-            // A swap of two keys writes a new value and replaces the value of the other key.
+            // A swap of two keys writes a value of a new key, and replaces the value of the other key.
             self.changes(&[("each6", None, put(&new)), ("each3", Some(&one), put(&new))]),
-            // A swap of two keys expects the right value of one key, and a wrong value of the other.
+            // A swap of two keys correctly expects no value of one key, and expects a wrong value of the other.
             self.changes(&[("each8", None, put(&new)), ("each4", Some(&stale), put(&new))]),
             // A value is deleted.
             self.changes(&[("each5", Some(&two), Then::Delete)]),

@@ -265,7 +265,7 @@ impl FleetChange {
             FleetKind::Plan => value.parse::<usize>().map(drop).map_err(wrong_value),
             FleetKind::Rules => Ok(()),
             FleetKind::FormerRules => {
-                Err(invalid("the former rules cannot be set: each change of the rules sets them by itself"))
+                Err(invalid("the former rules cannot be set: they are kept automatically when the rules change"))
             }
         }
     }

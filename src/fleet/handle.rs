@@ -51,7 +51,8 @@ const CHANGE: Duration = Duration::from_secs(10);
 /// The maximum number of names in a message.
 const NAMES_MAX: usize = 20;
 
-/// The maximum number of times that a new table follows at once, if a later document comes at each time.
+/// The maximum number of tries to make a new table follow the latest document. If a later document comes during a try,
+/// another try follows.
 const FOLLOWS: usize = 3;
 
 /// The pause after a failed call.
@@ -151,7 +152,7 @@ pub struct FleetInForce {
     pub revision: u64,
     /// A 48-bit hash of the settings' text. A metric can hold 48 bits exactly.
     pub hash: u64,
-    /// The calendar time since which this process has the revision.
+    /// The calendar time at which the revision came into force in this process.
     pub since: Timestamp,
     /// When the store last answered. `None` if the store has never answered; then no setting is in
     /// force.
@@ -738,8 +739,8 @@ impl Inner {
     }
 
     /// Puts a document in force, unless a later document is known. Returns when the document is in force, or when
-    /// another thread is putting it in force. If later documents come meanwhile, the thread that may block puts them
-    /// in force without the caller.
+    /// another thread is putting it in force. If later documents come meanwhile, the thread for blocking work puts them
+    /// in force, too, but the caller does not wait for them.
     async fn put_in_force(self: &Arc<Self>, next: KnownFleet) -> Result<(), FleetError> {
         let (version, revision) = (next.version, next.document.revision);
         let is_in_force = |in_force: &KnownFleet| in_force.version == version || in_force.document.revision > revision;
@@ -776,10 +777,10 @@ impl Inner {
         }
     }
 
-    /// Makes all tables follow the latest document, which is then in force, even if a later document has come. No lock
-    /// is held, because the tables and the observers call the application. One thread at a time updates the tables, so
-    /// that no table goes back to an older document. If another thread is already updating the tables, this function
-    /// returns at once, and that thread then updates them once more.
+    /// Makes all tables follow the latest document. Then this document counts as in force, even if a later document has
+    /// come meanwhile. No lock is held meanwhile, because the tables and the observers call the application. One thread
+    /// at a time updates the tables, so that no table goes back to an older document. If another thread is already
+    /// updating the tables, this function returns at once, and that thread then updates them once more.
     fn apply(&self) {
         {
             let mut state = lock(&self.state);
@@ -821,8 +822,8 @@ impl Inner {
         Some((state.known.clone(), state.tables.clone()))
     }
 
-    /// Makes a new table follow the latest document, even while another thread makes all tables follow. The tables
-    /// that new rules read follow first.
+    /// Makes a new table follow the latest document, even while another thread makes all tables follow. If it is a
+    /// table of rules, the tables that these rules read follow first.
     fn follow_at_once(&self, name: &str, table: &FleetTable) {
         for _ in 0..FOLLOWS {
             let (known, tables) = {
@@ -837,7 +838,8 @@ impl Inner {
                 follow_table(&known.document, read_name, read, &tables, now);
             }
             follow_table(&known.document, name, table, &tables, now);
-            // If another thread has meanwhile made the table follow a later document, the table went back.
+            // If a later document has come meanwhile, another thread may have put it into the table before this thread
+            // put in the older one. So this thread tries again.
             if lock(&self.state).known.version == known.version {
                 break;
             }
@@ -864,8 +866,8 @@ fn follow_table(
     );
 }
 
-/// Returns an error if the name is that of rules of a file, on which an entry of this kind for a client has no
-/// effect.
+/// Returns an error if rules of a file have this name, and an entry of this kind for a client has no effect on these
+/// rules.
 #[cfg(feature = "rules")]
 fn check_access(tables: &[NamedTable], kind: FleetKind, name: &str) -> Result<(), FleetError> {
     if !matches!(kind, FleetKind::Network | FleetKind::Key) {

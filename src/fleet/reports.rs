@@ -9,8 +9,7 @@ use crate::base::sync::{Mutex, lock};
 use crate::error::BoxError;
 use crate::limiter::{REPORT_MAX, REPORTS_MAX, SharedText, VersionedText};
 
-/// The number of readings of the settings from one report of a process to the next. The readings
-/// are a second apart.
+/// A process writes one report for this many readings of the settings. It reads the settings once per second.
 const READINGS: u64 = 5;
 
 /// How long a report is kept.

@@ -41,7 +41,7 @@ pub(crate) trait FollowFleet: Send + Sync {
     /// operators' settings for these rules in force.
     fn follow_fleet(&self, pushed: Option<&Arc<FleetEntry>>, settings: FleetRuleSettings);
 
-    /// Returns the names of the rules for which operators can set something of this kind.
+    /// Returns the names of the rules for which operators can make entries of this kind.
     fn rule_names(&self, kind: FleetKind) -> Vec<Box<str>>;
 
     /// Returns an error with the reason if an entry of this kind for a client has no effect on these
@@ -119,7 +119,7 @@ impl FleetTable {
         if let Self::Rules(rules) = self { rules.upgrade() } else { None }
     }
 
-    /// Returns whether this table belongs to rules, which read the other table.
+    /// Returns whether this table belongs to rules of a file, and these rules read the other table.
     #[cfg(feature = "rules")]
     pub(super) fn reads(&self, other: &Self) -> bool {
         matches!((self, other), (Self::Rules(_), Self::Overrides(_) | Self::Access(_)))

@@ -175,7 +175,7 @@ pub mod without_tower {}
 pub mod writing_a_backend {}
 
 pub mod coming_from {
-    //! The names of other rate limiters' settings in this crate, and the differences in behaviour.
+    //! This crate's names for the settings of other rate limiters, and the differences in behaviour.
     //!
     //! * [tower_governor] 0.8
     //! * [governor] 0.10

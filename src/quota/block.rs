@@ -141,7 +141,7 @@ fn above_longest(length_us: u64, longest_us: u64) -> ConfigError {
     ConfigError::new(
         ConfigErrorKind::Range,
         format!(
-            "a block of {length:?} cannot grow up to {longest:?}, which is shorter: use a longest block such as \
+            "a block of {length:?} cannot grow up to {longest:?}, which is shorter: make the longest block at least \
              {length:?}"
         ),
     )

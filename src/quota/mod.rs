@@ -18,7 +18,7 @@
 //!    every earlier instant and admitted at `now + d`, provided that nothing else was charged to
 //!    the key and its quota did not change.
 //! 4. **Refusals are free.** A refused request, a peek and a cost of 0 write nothing. There are two
-//!    exceptions. Quotas that count denied requests, blocks and meters write on a refusal. After
+//!    exceptions. Blocks, meters, and quotas that count denied requests write on a refusal. After
 //!    the clock has stepped back, a state that lies further in the future than its quota allows is
 //!    moved back.
 //! 5. **Costs add up.** A cost of `n` is equal to `n` costs of 1 that are all taken at one instant,
@@ -105,9 +105,10 @@
 //!   plan's. A block begins with the first request that finds enough strikes for its own plan, and
 //!   lasts as long as that plan says. No change of the plan shortens or prolongs the block.
 //! * **Two algorithms, one limit and period.** In any interval the key passes at most the larger
-//!   capacity plus the units of the larger rate in that time. The smaller plan alone would admit
-//!   some units of the requests that are made under it. The key passes at least a third of these
-//!   units. Plans between which keys alternate should have one algorithm.
+//!   capacity plus the units of the larger rate in that time. Consider only the requests that are
+//!   made under the smaller plan: this plan alone would admit some of their units, and the key
+//!   passes at least a third of these units. Plans between which keys alternate should have one
+//!   algorithm.
 //! * **Two periods.** When a request is admitted under the shorter period, units that were taken
 //!   before that period are forgotten. For example, a key that alternates between 10 per minute and
 //!   1,200 per hour can take more than 1,200 units in an hour. If both limits have to hold, charge

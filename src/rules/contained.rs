@@ -66,7 +66,7 @@ fn is_plain(rule: &RuleSpec) -> bool {
 fn may_refuse(rule: &RuleSpec) -> bool {
     let is_settled = rule.cost.as_ref().is_some_and(|cost| matches!(cost.value, CostSpec::Reserved(_)));
     // Excludes rules whose cost is reported later. Such a cost can bring a key into debt. The largest debt of each
-    // quota decides how long later requests are then refused.
+    // quota then decides how long later requests are refused, even if the quota allows more than another.
     rule.is_enabled && rule.mode == Mode::Enforce && rule.pace.is_none() && !is_settled
 }
 

@@ -131,7 +131,7 @@ impl RulesError {
         Self { file: file.map(Arc::clone), ..self }
     }
 
-    /// Adds the operator who pushed the rules, and the revision that has them.
+    /// Adds the operator who pushed the rules, and the revision in which they were pushed.
     #[cfg(feature = "fleet")]
     pub(crate) fn in_pushed(self, by: &str, revision: u64) -> Self {
         Self { pushed: Some(format!("{by} pushed these rules in revision {revision}").into()), ..self }

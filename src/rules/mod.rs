@@ -38,10 +38,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * **Matching.** Each level takes the entry with the exact value, then the first pattern of the
-//!   file that matches, then the entry without a value. A limit counts if the descriptor ends at
-//!   the limit's level. A descriptor that matches no limit passes. With `share_threshold` all
-//!   values of a pattern have one counter.
+//! * **Matching.** At each level, the entry with the exact value counts. Without such an entry, the
+//!   first matching pattern of the file counts, and otherwise the entry without a value. A limit
+//!   counts if the descriptor ends at the limit's level. A descriptor that matches no limit passes.
+//!   With `share_threshold` all values of a pattern have one counter.
 //! * **Counting** is in fixed windows that begin with the clock's minutes, hours and so on. Windows
 //!   of a week, of a month of 30 days and of a year of 365 days are counted from the epoch.
 //!   `options` in `metadata` are the words that follow the limit in the text of a
@@ -58,7 +58,7 @@
 //! * **Names.** In the guide's file, the limit of `/search*` is the policy `edge:path=/search*,tenant`. Clients see the
 //!   name of the policy in the headers, and usage is stored under that name. Separators within keys and values are
 //!   encoded, so that different keys and values give different names.
-//! * **Differences.** A file with one of the following is a problem here, although Envoy's service accepts it:
+//! * **Differences.** Each of the following is a problem of the file here, although Envoy's service accepts it:
 //!
 //!   | in the file | Envoy's service |
 //!   |---|---|

@@ -64,7 +64,7 @@ labelled! {
         ExemptsAll = "exempts-all",
         /// The quota of a rule never refuses a request, because another rule applies to all of its requests and allows
         /// no more. The warning is given only if it is certain to be true: the quotas have the same algorithm and
-        /// period, and the values of both `match` show that the other rule also applies. In a file with very many rules
+        /// period, and the `match` of each rule shows that the other rule also applies. In a file with very many rules
         /// not all rules are compared.
         NeverBinds = "never-binds",
         /// Every limit of the file is in shadow mode. New rules are often only in shadow mode, so a tool should print

@@ -74,12 +74,12 @@ struct RulesState {
     layers: Vec<Weak<dyn Follow>>,
 }
 
-/// The rules that a caller wants in force. Their text is chosen under the lock, so that it is the latest one.
+/// The rules that a caller wants in force. Their text is chosen under the state's lock, so that it is the latest one.
 enum Wish {
-    /// New rules of the program, and the number of the reading of their file. They are only kept if an operator
-    /// pushed the rules in force.
+    /// New rules of the program, and the number of the reading of their file. If an operator pushed the rules in force,
+    /// the new rules are only kept for later.
     New(RulesText, Option<u64>),
-    /// The rules that an operator pushed, or the program's own rules if no operator did.
+    /// The rules that an operator pushed, or the program's own rules if no operator pushed any.
     #[cfg(feature = "fleet")]
     OfOperators,
     /// The program's own rules.
@@ -105,7 +105,7 @@ struct Draft {
     layers: Vec<Arc<dyn Follow>>,
     /// True if the text has to end with `...`.
     is_marked: bool,
-    /// The number of changes of the state before.
+    /// The number of changes of the state before this draft was made.
     changes: u64,
 }
 
@@ -239,9 +239,9 @@ impl RuleStore {
         self.try_to_put(wish).or_else(|refused| self.refuse(*refused, wish.reading()))
     }
 
-    /// Puts rules in force, unless the file was read again since then. No lock is held while limiters and observers
-    /// are called, because they are the application's code and may change the rules. If anything changed meanwhile,
-    /// the method therefore starts again.
+    /// Puts rules in force, unless they are from an earlier reading of the file than the last one. No lock is held
+    /// while limiters and observers are called, because they are the application's code and may change the rules. If
+    /// anything changed meanwhile, the method therefore starts again.
     fn try_to_put(&self, wish: &Wish) -> Result<u64, Box<RefusedRules>> {
         loop {
             let draft = {
@@ -297,7 +297,8 @@ impl RuleStore {
         }
     }
 
-    /// Notes and reports that rules were refused, unless the file was read again. Returns their error.
+    /// Notes and reports that rules were refused, unless they are from an earlier reading of the file than the last
+    /// one. Returns their error.
     fn refuse(&self, refused: RefusedRules, reading: Option<u64>) -> Result<u64, RulesError> {
         let error = refused.error.clone();
         let (layers, event) = {
@@ -431,7 +432,7 @@ impl RuleStore {
 }
 
 impl Wish {
-    /// Returns the number of the reading of the file that has the rules.
+    /// Returns the number of the reading that the rules are from, if a file was read for them.
     fn reading(&self) -> Option<u64> {
         match self {
             Self::New(_, reading) => *reading,
@@ -564,7 +565,7 @@ impl RulesState {
         RulesEvent::refused(error)
     }
 
-    /// Returns the events which say that the rules are in force, and that others are still refused.
+    /// Returns the events which say that the rules are in force, and that other rules are still refused.
     fn loaded(&self) -> Vec<RulesEvent> {
         let refused = self.refused().map(|refused| self.refused_event(refused));
         std::iter::once(self.in_force.event()).chain(refused).collect()
@@ -678,7 +679,8 @@ impl InForce {
         let mut own: HashSet<String> = layers.iter().flat_map(|layer| layer.own_names()).collect();
         for (name, position) in &self.names {
             if own.remove(&**name) {
-                let message = format!("the program has a rule of its own that counts as `{name}`: rename this rule");
+                let message =
+                    format!("a rule in the program's code stores its usage as `{name}`, too: rename this rule");
                 problems.add(RulesErrorKind::Name, *position, message);
             }
         }
@@ -686,7 +688,8 @@ impl InForce {
     }
 }
 
-/// Reports an event to each layer's observer, and to `tracing` once, there with the changes of the rules in words.
+/// Reports an event to each layer's observer, and once to `tracing`. The event in `tracing` also has the changes of the
+/// rules in words.
 fn report(layers: &[Arc<dyn Follow>], event: &RulesEvent, changes: &str) {
     event.log(changes);
     each(layers, |layer| layer.report(event));

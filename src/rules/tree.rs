@@ -96,7 +96,7 @@ pub(super) struct LimitQuota {
 }
 
 impl TreeLevel {
-    /// Adds an entry of the file. No entry with the same key and value may have been added before.
+    /// Adds an entry of the file. The caller must not add two entries with the same key and value.
     pub(super) fn add(&mut self, spec: &DescriptorSpec, limit: Option<Limit>, next: Self) {
         let values = self.0.entry(spec.key.clone()).or_default();
         let is_pattern = spec.value.as_ref().is_some_and(|value| value.contains('*'));

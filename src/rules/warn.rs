@@ -29,8 +29,8 @@ pub(super) fn warnings(file: &FileSpec) -> Vec<Noticed> {
         .collect()
 }
 
-/// Returns a warning if `allow` has all IPv4 or all IPv6 addresses, and a note if `deny` has all of them. The most
-/// specific network of both lists counts, so an exception in the other list is not a mistake.
+/// Returns a warning if `allow` has all IPv4 or all IPv6 addresses. Returns a note if `deny` has all of them, because
+/// smaller networks in `allow` may be exceptions.
 fn whole_families(access: &AccessSpec) -> Vec<Noticed> {
     let mut found = Vec::new();
     for (family, bits) in [("IPv4", 32), ("IPv6", 128)] {

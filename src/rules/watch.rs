@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use super::store::RuleStore;
 
-/// The time for which a changed file must stay unchanged before it is used, because a pause may not be the end
-/// of the writing.
+/// After a change, a file is used only if its content stays the same for this time, because a writer that pauses may
+/// not have finished.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// Starts the thread. The thread ends after the rules and all their layers and services were dropped.

@@ -46,7 +46,7 @@ impl KeyNames {
         Self { secret: RandomState::new(), reveal, keeps: AtomicBool::new(false) }
     }
 
-    /// Stores the keys that are listed from now on.
+    /// Stores each key that is listed after this call.
     pub(super) fn keep_keys(&self) {
         self.keeps.store(true, Ordering::Relaxed);
     }

@@ -90,8 +90,9 @@ impl Recent {
 
     fn write(&self, fingerprint: u64, refusal: RecentRefusal) {
         let Some(set) = self.sets.get(fingerprint as usize % self.sets.len()) else { return }; // any bits do
-        // A reader holds one entry at a time, and goes on to older entries. So it does not hold the next entry,
-        // which the second try takes, unless sixteen refusals are written between the two tries.
+        // The first try fails only while a reader or writer holds the oldest entry. A reader goes from newer to older
+        // entries, and holds one entry at a time. So it does not hold the entry of the second try, unless sixteen
+        // refusals are written between the two tries.
         for _ in 0..2 {
             let next = set.written.fetch_add(1, Ordering::Relaxed) % WAYS;
             if let Some(mut place) = set.places.get(next).and_then(try_lock) {

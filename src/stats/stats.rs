@@ -394,7 +394,7 @@ impl Stats {
         name.map_or(fingerprint.clone(), |name| format!("{fingerprint} ({name})"))
     }
 
-    /// Stores the keys that are listed from now on, so that an operator can act on them.
+    /// Stores each key that is listed after this call, so that an operator can act on it.
     pub(crate) fn keep_keys(&self) {
         self.0.names.keep_keys();
     }
@@ -476,8 +476,8 @@ impl Stats {
 }
 
 impl Inner {
-    /// Adds the counts to the bucket that has ended, and begins the next bucket. When they are due, also halves the
-    /// counts of keys and writes summaries.
+    /// Adds the counts to the bucket that has ended, and begins the next bucket. Also halves the counts of keys, and
+    /// writes summaries, if it is time for this.
     #[cold]
     fn begin_bucket(&self, now_us: u64, mut halves: MutexGuard<'_, u64>) {
         let before_us = self.began_us.load(Ordering::Relaxed);

@@ -147,9 +147,9 @@ impl Operators {
     /// Takes the offer with this token, and narrows it to the keys of the action. An offer can be taken once, and only
     /// by the operator to whom it was made.
     ///
-    /// This process may not know the offer, because another process made it, or because this process has forgotten
-    /// it. `explained` then has the keys that were explained again, and the token is valid for those among these
-    /// keys for which it was made.
+    /// This process may not know the offer, because another process made it, or because this process has forgotten it.
+    /// `explained` then has the keys that were explained again. The token is valid only for the keys for which it was
+    /// made.
     pub(super) fn take(
         &self,
         secret: Option<u128>,

@@ -1,4 +1,4 @@
-//! The changes by rules that an operator pushed.
+//! The differences between the rules that an operator pushed and the former rules.
 
 use std::fmt::{self, Write};
 
@@ -14,9 +14,9 @@ const TEXT_MAX: usize = 64 << 10;
 /// The maximum number of changes that the page shows.
 const SHOWN_MAX: usize = 50;
 
-/// The differences between pushed rules and the rules before them.
+/// The differences between pushed rules and the former rules.
 pub(super) struct PushedChanges {
-    /// The words for the rules before.
+    /// The words that describe the former rules.
     before: String,
     /// The differences, or why they are not known.
     changes: Result<Vec<RuleChange>, String>,
@@ -24,7 +24,7 @@ pub(super) struct PushedChanges {
 
 impl PushedChanges {
     /// Compares pushed rules with the rules that a rollback would restore. Returns `None` if the entry has no rules, or
-    /// if this process does not know the rules before.
+    /// if this process does not know the former rules.
     pub(super) fn of(entry: &FleetEntry, entries: &[FleetEntry], fleet: &Fleet) -> Option<Self> {
         let target = &entry.target;
         if target.kind() != FleetKind::Rules {
@@ -36,7 +36,7 @@ impl PushedChanges {
             Some(FleetEntry { value, by, revision, .. }) => {
                 (value.as_bytes().into(), format!("the rules that {by} pushed in revision {revision}"))
             }
-            None => (fleet.own_rules(target.name())?, "the rules of this process's own".to_owned()),
+            None => (fleet.own_rules(target.name())?, "this process's own rules".to_owned()),
         };
         let new = entry.value.as_bytes();
         let changes = if old.len().max(new.len()) > TEXT_MAX {

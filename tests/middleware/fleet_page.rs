@@ -199,7 +199,7 @@ async fn page_says_what_pushed_rules_change() {
     let html = async || world.send(0, "", "text/html", None).await.1;
     push(text(3)).await;
     let (before, changes) = shown().await;
-    assert_eq!((&*before, changes[0]["kind"].as_str()), ("the rules of this process's own", Some("stricter")));
+    assert_eq!((&*before, changes[0]["kind"].as_str()), ("this process's own rules", Some("stricter")));
     assert_eq!(changes[0]["rule"].as_str(), Some("<login>"));
     let page = html().await;
     assert!(page.contains("1 change of the rules of this process&#39;s own"), "{page}");

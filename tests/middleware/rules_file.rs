@@ -683,7 +683,7 @@ async fn rule_that_counts_as_one_of_the_program_is_refused() {
     ] {
         let error = rules.replace(format!("rules:\n  - {rule}, key: peer-ip}}")).unwrap_err();
         assert_eq!((error.problems().len(), error.problems()[0].line(), error.kind()), (1, 2, RulesErrorKind::Name));
-        assert!(error.to_string().contains("counts as `own`: rename this rule"), "{error}");
+        assert!(error.to_string().contains("stores its usage as `own`, too: rename this rule"), "{error}");
     }
     assert_eq!(left(&layer), [("a".into(), 8), ("own".into(), 1)], "nothing changed");
     // The first file cannot know the rules that the program adds, so they give way.

@@ -157,8 +157,8 @@ impl Binder<'_, '_> {
     /// Makes a rule with several quotas. The states of a quota are stored by the index of the quota in the list, so
     /// that the usage is kept when the quota changes.
     fn rule_of_all(&mut self, position: Position, name: &str, stored: &str, quotas: &[At<Quota>]) -> Option<Rule> {
-        // The policies are named after the quotas of the file. The quotas that the states need have more room, and
-        // are put into the policies afterwards.
+        // The policies are named after the quotas of the file. The states need quotas with more room, which are put
+        // into the policies afterwards.
         let mut roomy = Vec::with_capacity(quotas.len());
         for (at, quota) in quotas.iter().enumerate() {
             let stored = if at == 0 { stored.to_owned() } else { format!("{stored}-quota-{}", at + 1) };
