@@ -86,7 +86,7 @@
     allow(rustdoc::broken_intra_doc_links)
 )]
 
-// For the links in the pages below, which rustdoc resolves in the scope of this module.
+// Imports for the links in the pages below, because rustdoc resolves links in the scope of this module.
 #[cfg(feature = "client")]
 #[allow(unused_imports)]
 use crate::client::{Advice, PolicyAdvice};

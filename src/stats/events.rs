@@ -178,8 +178,8 @@ impl EventCells {
             LimiterEvent::PlacesForgotten { units } => {
                 self.places_forgotten.fetch_add(*units, Ordering::Relaxed);
             }
-            // Adds nothing: the outcomes count failures, and the durations of checks show that a server is far
-            // away.
+            // Adds nothing for these events, because the outcomes already count failures, and the durations of checks
+            // show that a server is far away.
             LimiterEvent::Failed { .. } | LimiterEvent::StoreFar { .. } => {}
         }
     }

@@ -202,7 +202,7 @@ async fn page_says_what_pushed_rules_change() {
     assert_eq!((&*before, changes[0]["kind"].as_str()), ("this process's own rules", Some("stricter")));
     assert_eq!(changes[0]["rule"].as_str(), Some("<login>"));
     let page = html().await;
-    assert!(page.contains("1 change of the rules of this process&#39;s own"), "{page}");
+    assert!(page.contains("1 change of this process&#39;s own rules"), "{page}");
     assert!(page.contains("<li>stricter <span class=\"name\">&lt;login&gt;</span>"), "{page}");
     push(text(3) + "\n# a comment").await;
     assert_eq!(shown().await, ("the rules that bob pushed in revision 1".to_owned(), serde_json::json!([])));
