@@ -199,8 +199,8 @@ impl Policy {
         if each.is_empty() { Err(ConfigError::no_quota(name)) } else { Ok(each) }
     }
 
-    /// Makes one policy of this name for each quota. Each policy can hold the usage under any other
-    /// quota, so a key that changes its plan and then changes back loses no usage.
+    /// Makes one policy of this name for each quota. Each policy has room for the usage under any other of the quotas,
+    /// so a key that changes its plan and then changes back loses no usage.
     pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, ConfigError> {
         let quotas: Vec<Quota> = quotas.into_iter().collect();
         one_unit(name, &quotas)?;
@@ -208,7 +208,8 @@ impl Policy {
         at_least_one(name, quotas.into_iter().map(|quota| Self::new(name, quota.holding(largest))))
     }
 
-    /// Makes one policy of this name for each quota. Each policy can hold the used share of any other quota.
+    /// Makes one policy of this name for each quota. Each policy has room for the used share of any other of the
+    /// quotas.
     pub(crate) fn named_plans_in_proportion(
         name: &str,
         quotas: impl IntoIterator<Item = Quota>,

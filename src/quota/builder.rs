@@ -381,8 +381,8 @@ impl Quota {
     /// Sets where windows or steps begin.
     ///
     /// # Errors
-    /// Returns an error if the algorithm is neither a fixed window nor a step bucket, or the windows are
-    /// those of the [calendar](Self::calendar).
+    /// Returns an error if the algorithm is neither a fixed window nor a step bucket, or if the windows are those of
+    /// the [calendar](Self::calendar).
     pub fn anchor(self, anchor: Anchor) -> Result<Self, ConfigError> {
         if self.spec.calendar.is_some() {
             let message = "`anchor` has no meaning for a quota of the calendar, which says where windows begin: \

@@ -387,8 +387,9 @@ impl DescriptorCounter {
         Charge::new(&self.policy, &self.key).cost(self.decision.remaining()).effect(Effect::Force)
     }
 
-    /// Returns whether the window ended between the denied charge of this counter and the later, taken charge. The
-    /// time until the end of a window only gets shorter, so a longer time belongs to another window.
+    /// Returns whether the window ended between this counter's first charge, which was denied, and its second charge,
+    /// which was taken. The time until the end of a window only gets shorter, so a longer time belongs to another
+    /// window.
     fn window_ended_before(&self, later: &ChargeDecision) -> bool {
         // Two readings of the clock may differ a little, but by less than half a window.
         let ends_in = |decision: &ChargeDecision| decision.effective_window().unwrap_or_default();

@@ -522,7 +522,7 @@ impl RulesState {
         }
     }
 
-    /// Removes the errors that a valid text ends. Returns whether there were any.
+    /// Removes the errors that no longer apply, because this text is valid. Returns whether there were any.
     fn end_error(&mut self, wish: &Wish, text: &RulesText) -> bool {
         let is_new = matches!(wish, Wish::New(..));
         let is_ended = |refused: &mut RefusedRules| is_new || refused.text.content == text.content;

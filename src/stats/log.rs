@@ -14,7 +14,7 @@ const WORDS: usize = 64;
 /// The refusals by a policy since its last summary.
 pub(super) struct RefusalLog {
     refused: AtomicU64,
-    /// A set of bits. The fingerprint of a refused key selects the key's bit, which keys may share.
+    /// A set of bits. The fingerprint of a refused key selects the key's bit. Several keys may share a bit.
     keys: [AtomicU64; WORDS],
 }
 

@@ -11,7 +11,7 @@ const BUCKETS: u64 = 3;
 pub(crate) const NEWEST: Duration = Duration::from_micros(BUCKETS * SHORT_US);
 
 /// The increase of totals in the newest short buckets. As with [`Rates`](super::rates::Rates), events do not add to a
-/// bucket. Instead, the first event of a new bucket computes the increase of the totals.
+/// bucket. Instead, the first event in the time of a new bucket computes the increase of the totals.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewestCounts<const N: usize> {
     /// The number of the short bucket that is being filled.

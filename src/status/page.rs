@@ -248,8 +248,8 @@ impl StatusPage {
     }
 
     /// Shows the operators' settings for [all processes](crate::fleet), who made them and why, which revision this
-    /// process has, and why the store does not answer. [Operators](Self::operators) can change the settings on the
-    /// page, and their tokens are valid in all processes.
+    /// process has, and the reason if the store does not answer. [Operators](Self::operators) can change the settings
+    /// on the page, and their tokens are valid in all processes.
     ///
     /// If the fleet has a store, this process reports its counts every five seconds. With a store, the page shows up to
     /// 64 processes by name, and sums over these processes. If all 64 places are taken, or if a report cannot be read,
