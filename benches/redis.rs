@@ -22,13 +22,13 @@
 //! | 64 | 1.47, 1.62 | 2.99, 3.44 |
 //! | 200 | 1.97, 2.04 | 1.63, 1.60 |
 //!
-//! On the quiet machine a lone check takes 68 µs, nearly all of it until two processes have woken. At 16 it still waits for
-//! that, where the five lines are sent and answered one by one meanwhile. With two calls at a time instead of four it was
-//! 0.54 (DESIGN.md). It is no work that a check has more at 16: by the last columns, 6.0 µs of the server and 5.6 and 5.1
-//! of this process, where the five lines take 6.4 and 5.8. On a machine on which a lone call by hand takes 21 µs, the
-//! ratios at 16 are 0.96 and 1.00 (medians of 12 short runs). Under load the processor is short, and what a check lacks is in this process: system calls are the
-//! same, and the server's instructions nearly (below), but a lone check takes 2 to 3 times the instructions (40,100 where
-//! a call by hand takes 14,900).
+//! On the quiet machine a lone check takes 68 µs, nearly all of it until two processes have woken. At 16 it still
+//! waits for that, where the five lines are sent and answered one by one meanwhile. With two calls at a time instead
+//! of four it was 0.54 (DESIGN.md). It is no work that a check has more at 16: by the last columns, 6.0 µs of the
+//! server and 5.6 and 5.1 of this process, where the five lines take 6.4 and 5.8. On a machine on which a lone call by
+//! hand takes 21 µs, the ratios at 16 are 0.96 and 1.00 (medians of 12 short runs). Under load the processor is short,
+//! and what a check lacks is in this process: system calls are the same, and the server's instructions nearly (below),
+//! but a lone check takes 2 to 3 times the instructions (40,100 where a call by hand takes 14,900).
 //!
 //! The server's time for a decision was to be at most 1.25 times that of the leanest script known for its algorithm. A
 //! lone check's is more for a log, which also tells the reset, the window and the wait; under load, where checks go
