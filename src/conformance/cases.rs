@@ -793,7 +793,7 @@ cases! {
     fn run_held;
 
     /// Units are held until they are refunded, however long that takes, and a denied charge has no known wait.
-    #[fix = "keep the number of units that are held, without an instant, and deny with Wait::Unknown"]
+    #[fix = "do not let held units expire: store their number without a time, and deny with Wait::Unknown"]
     async fn units_are_held_until_they_are_refunded(bench) {
         let mut taken = bench.take_one(CAPACITY).await?;
         let denied = bench.take_one(1).await?;

@@ -6,8 +6,9 @@
 //! unit comes back. So an admission takes one call to the limiter, or two if a charge from outside the line took
 //! units meanwhile.
 //!
-//! A wait that a store names begins when the store decides, and the next call takes time to arrive. So the next caller
-//! asks one round trip before the wait ends. Otherwise the round trips to a distant store would slow each line down.
+//! If a store states a wait, the wait begins when the store decides, not when its answer arrives. The next call takes
+//! time to reach the store, too. So the next caller asks one round trip before the wait ends. Otherwise the round
+//! trips to a distant store would slow each line down.
 //!
 //! Several callers ask at the same time if the last decision left enough units for all of them. With one
 //! caller at a time, a remote limiter would be asked only once per round trip. Before the first decision, the line

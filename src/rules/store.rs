@@ -57,7 +57,7 @@ struct RulesState {
     /// The rules of the program or its file, which are in force unless operators put other rules in force.
     #[cfg(feature = "fleet")]
     own: RulesText,
-    /// The latest rules of the program or its file, if they were refused.
+    /// The latest rules that came from the program or from its file, if these rules were refused.
     refused: Option<RefusedRules>,
     /// The rules that an operator pushed. They are in force unless they were refused.
     #[cfg(feature = "fleet")]
@@ -239,9 +239,9 @@ impl RuleStore {
         self.try_to_put(wish).or_else(|refused| self.refuse(*refused, wish.reading()))
     }
 
-    /// Puts rules in force, unless they are from an earlier reading of the file than the last one. No lock is held
-    /// while limiters and observers are called, because they are the application's code and may change the rules. If
-    /// anything changed meanwhile, the method therefore starts again.
+    /// Puts rules in force. Of the rules that were read from the file, only those of the last reading are put in
+    /// force. No lock is held while limiters and observers are called, because they are the application's code and may
+    /// change the rules. If anything changed meanwhile, the method therefore starts again.
     fn try_to_put(&self, wish: &Wish) -> Result<u64, Box<RefusedRules>> {
         loop {
             let draft = {
@@ -297,8 +297,8 @@ impl RuleStore {
         }
     }
 
-    /// Notes and reports that rules were refused, unless they are from an earlier reading of the file than the last
-    /// one. Returns their error.
+    /// Notes and reports that rules were refused. Of the rules that were read from the file, only those of the last
+    /// reading are noted and reported. Returns the error of the rules in any case.
     fn refuse(&self, refused: RefusedRules, reading: Option<u64>) -> Result<u64, RulesError> {
         let error = refused.error.clone();
         let (layers, event) = {

@@ -51,7 +51,8 @@ fn whole_families(access: &AccessSpec) -> Vec<Noticed> {
     found
 }
 
-/// Returns the largest of the networks, if together they have all addresses with this number of bits.
+/// Returns the largest network of one family, if the family's networks together contain every address of the family.
+/// `bits` is the length of the family's addresses: 32 for IPv4, 128 for IPv6.
 fn covering(networks: &[At<IpNet>], bits: u8) -> Option<&At<IpNet>> {
     let own = || networks.iter().filter(|network| network.max_prefix_len() == bits);
     // Each element has the first and the last address of a network, as numbers of 128 bits.

@@ -178,7 +178,8 @@ impl Operators {
         let (Some(mut target), Some(token)) = (found, token) else {
             let message = "this `token` is unknown: explain the request or the key again. A token is valid for one \
                            action, for five minutes, and for the operator who explained. Another process accepts the \
-                           token if all processes share a fleet, and only with the fields of the explained request";
+                           token only if both processes belong to one fleet, and if the fields of the explained \
+                           request are sent with the token";
             return Err((StatusCode::CONFLICT, message.into()));
         };
         narrow(&mut target)?;

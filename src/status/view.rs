@@ -155,8 +155,9 @@ impl PageView {
             }
         }
         seen.retain(|name, _| !shown.contains(*name));
-        // The policies that remain in `seen` have no row. They belong to layers that the page does not know or
-        // to former rules, or are `other`, under which the statistics count further policies together.
+        // The policies that remain in `seen` have no row. Some belong to former rules, or to layers that the page does
+        // not know. One may be `other`: under this name the statistics count all policies for which they have no
+        // separate counts.
         let mut unknown: Vec<&PolicySnapshot> = seen.into_values().collect();
         unknown.sort_by(|a, b| a.name().cmp(b.name()));
         rows.extend(unknown.into_iter().map(|policy| PolicyRow {

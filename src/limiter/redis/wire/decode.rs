@@ -233,7 +233,8 @@ impl Reader<'_> {
             (StateKind::Whole, _) => Pair { at, n: 0 },
             (StateKind::Block, _) => {
                 let (span_us, counts) = (self.whole()?, self.whole()?);
-                // Treats numbers that no block can have like a missing state.
+                // Numbers that are too large for a block become `u64::MAX`. No block has this number, so the state
+                // counts as missing, see below.
                 let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
                 Pair { at, n: if is_ours { block::pack(block::BlockParts { span_us, counts }) } else { u64::MAX } }
             }
