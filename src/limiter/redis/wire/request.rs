@@ -146,10 +146,11 @@ impl WireRequest {
     }
 
     /// Returns whether a charge is written although the request is denied. `denied` says whether the charge's
-    /// own quota denies the charge.
+    /// own quota denies the charge. The partners of a strike may be in other requests, if the set was split.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn outlives_refusal(&self, at: usize, denied: bool) -> bool {
-        outlives_refusal(&self.charges, at, denied)
+        let charge = &self.charges[at];
+        charge.outlives_refusal() || denied && charge.effect == Effect::Enforce
     }
 
     /// Returns the instant and the number in the receipt that the request refunds.

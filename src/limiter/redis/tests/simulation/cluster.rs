@@ -1,18 +1,21 @@
 //! The simulated cluster: which server has a slot, as each of them sees it, and slots that move from one to another.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use bytes::Bytes;
 
 use super::chance::Chance;
 use super::network::State;
-use super::plan::{Event, Plan};
+use super::plan::{Asked, Event, Plan, Then};
 use super::server::Server;
 use super::story::Story;
 use super::subject::Subject;
 use crate::key::Key;
+use crate::limiter::Effect;
 use crate::limiter::redis::connection::slot_of;
 use crate::limiter::redis::keys::SLOTS;
+use crate::quota::{Anchor, Quota};
 
 /// The slots, as a server sees them.
 pub(super) struct SlotMap {
@@ -209,7 +212,7 @@ impl Plan {
         plan.is_spread = chance.permille(800);
         plan.is_orderly = chance.permille(200);
         if plan.is_orderly {
-            (plan.faults.delay_ms, plan.deadline) = (1, std::time::Duration::from_millis(100));
+            (plan.faults.delay_ms, plan.deadline) = (1, Duration::from_millis(100));
         } else if chance.permille(500) {
             plan.add_faults(&mut chance);
             plan.events.retain(|(_, event)| !matches!(event, Event::Replicate | Event::FailOver));
@@ -223,6 +226,27 @@ impl Plan {
             plan.add_move(&mut chance);
         }
         plan.finished()
+    }
+
+    /// Returns a story in which a strike of a split set closes its block. All is asked for while the slot moves, and
+    /// neither state is in it before.
+    pub(super) fn of_split_strike(seed: u64) -> Self {
+        let mut plan = Self::empty(&mut Chance::new(seed));
+        (plan.servers, plan.is_orderly, plan.denials) = (2, true, 0);
+        (plan.faults.delay_ms, plan.deadline) = (1, Duration::from_millis(100));
+        let (second, limited) = (Duration::from_secs(1), Quota::fixed_window(1, Duration::from_secs(1)));
+        let limited = limited.and_then(|quota| quota.anchor(Anchor::FirstRequest));
+        plan.add_rule(0, vec![limited.expect("the quota is possible")]);
+        plan.add_rule(1, vec![Quota::block(1, second, second).expect("the quota is possible")]);
+        let asked = |rule, effect| Asked { rule, cost: 1, effect };
+        let charges = vec![asked(0, Effect::Enforce), asked(1, Effect::OnRefusal { of: 1 })];
+        plan.events.push((0, Event::Slot { key: 0, step: SlotStep::Begin }));
+        for (at, process) in [(10, 0), (40, 1), (70, 0)] {
+            plan.events.push((at, Event::Take { process, key: 0, charges: charges.clone(), then: Then::Keep }));
+        }
+        plan.events.push((100, Event::Slot { key: 0, step: SlotStep::Take }));
+        plan.events.push((110, Event::Slot { key: 0, step: SlotStep::Leave }));
+        plan
     }
 
     fn add_move(&mut self, chance: &mut Chance) {

@@ -92,6 +92,13 @@ fn cluster_keeps_the_laws() {
 }
 
 #[test]
+fn strike_of_a_split_set_closes_its_block() {
+    let ended = story::play_split_strike(0);
+    assert!(ended.problems.is_empty(), "{:#?}\n{}", ended.problems, ended.trace);
+    assert_eq!(ended.trace.matches("TRYAGAIN").count(), 2, "{}", ended.trace);
+}
+
+#[test]
 fn load_on_redis_keeps_the_law() {
     play("load_on_redis", story::play_load);
 }

@@ -46,6 +46,11 @@ pub(super) fn play_cluster(seed: u64) -> Ended {
     play_plan::<RedisLimiter>(seed, Plan::of_cluster(seed))
 }
 
+/// Plays the story of a split set whose strike closes its block.
+pub(super) fn play_split_strike(seed: u64) -> Ended {
+    play_plan::<RedisLimiter>(seed, Plan::of_split_strike(seed))
+}
+
 /// Plays the story of load of a seed with limiters on Redis.
 pub(super) fn play_load(seed: u64) -> Ended {
     play_plan::<RedisLimiter>(seed, Plan::of_load(seed))
