@@ -99,10 +99,14 @@ impl SteppedClock {
 /// Returns the calendar time of the system, which is not that of this process.
 #[expect(clippy::disallowed_methods, reason = "the calendar that is stepped is the system's")]
 fn system_us() -> i64 {
-    let own = SteppedClock::of_process().ahead_s() * 1_000_000;
-    match SystemTime::now().duration_since(UNIX_EPOCH) {
-        Ok(since) => i64::try_from(since.as_micros()).expect("it is before the end of 64 bits") - own,
-        Err(before) => panic!("it is before 1970: {before}"),
+    let own = SteppedClock::of_process();
+    loop {
+        let ahead_s = own.ahead_s();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
+        // Another thread may step the process's clock between the two readings.
+        if own.ahead_s() == ahead_s {
+            return i64::try_from(now.as_micros()).expect("it is before the end of 64 bits") - ahead_s * 1_000_000;
+        }
     }
 }
 
