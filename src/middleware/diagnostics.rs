@@ -282,7 +282,8 @@ impl Diagnostics {
                     "the policy {name:?} applied to none of the first {asked} requests, so the condition of its rule \
                      (Rule::when) may never hold, or the requests bring no quota (Rule::quota_from); a condition \
                      on the URI never holds inside of axum's `nest` if it names the prefix, which the URI lacks \
-                     there, so test key::original_uri(request) instead; if the rule is for rare requests, there is nothing to do"
+                     there, so test key::original_uri(request) instead; if the rule is for rare requests, there is \
+                     nothing to do"
                 )
             }),
             Some(SetupWarningKind::ClientNotReported) => self.client_is_not_reported(name, applied, head),
