@@ -424,7 +424,7 @@ impl ByHand {
     }
 }
 
-/// What checks have used.
+/// The resources that checks used.
 #[cfg(feature = "redis-rs")]
 struct Usage {
     /// The bytes that the server has read and written.
@@ -449,7 +449,7 @@ impl Usage {
         let of_scripts = |name: &str| -> f64 {
             scripts.split(',').find_map(|field| field.strip_prefix(name)?.parse().ok()).unwrap_or_default()
         };
-        let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux tells it");
+        let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has this file");
         let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
         let ticks: f64 = fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap()).sum();
         Self {

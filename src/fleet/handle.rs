@@ -304,8 +304,8 @@ impl Fleet {
 
     /// Makes changes in all processes, either all of them or none. Returns the revision that the changes made. When
     /// this method returns, the changes are in force in this process. In the other processes, the changes are in
-    /// force a second later. The store also keeps `by` and `why`. Nobody
-    /// checks `by`, so pass the name of somebody who was authenticated.
+    /// force a second later. The store also keeps `by` and `why`. `by` is not verified, so pass the name of an
+    /// authenticated operator.
     ///
     /// If other processes change something at the same time, this method makes its changes on top of theirs. If the
     /// store does not answer, as during a failover, the method tries again. If an answer is lost, the method finds out

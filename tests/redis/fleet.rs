@@ -73,7 +73,7 @@ async fn nonsense_in_the_store_changes_no_setting() {
         until_all(&old, |process| process.fleet.in_force().error.is_none()).await;
         assert!(old.iter().all(|process| process.denies("192.0.2.1")));
     }
-    // What was lost is back, and other processes read it.
+    // The old processes have written the lost settings back, so a new process reads them.
     until_all(&processes(&server, 1).await, |process| process.denies("192.0.2.1")).await;
 }
 

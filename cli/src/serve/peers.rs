@@ -1,5 +1,5 @@
-//! The connections of an address that strangers may reach. If all places are taken, the peer with the most connections
-//! loses its oldest one, so that no peer and no few of them keep others out.
+//! The open connections of an address that strangers can reach. If the address has as many as it may have, the peer with
+//! the most connections loses its oldest one. So a few peers cannot keep others out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};

@@ -23,7 +23,7 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// The person or program that acts, and the reason.
 #[derive(clap::Args)]
 struct Author {
-    /// Your name, which is kept with the change as unverified: whoever can write to the store can state any name
+    /// Your name, which is kept with the change as unverified, because each client of the store can state any name
     #[arg(long, value_name = "NAME", env = "USER", default_value = "unknown")]
     by: String,
     /// The reason, which is kept with the change
@@ -35,7 +35,7 @@ struct Author {
 const NAME_MAX: usize = 100;
 
 impl Author {
-    /// Returns the name as it is kept. Nobody checks it, unlike those of operators who send their tokens.
+    /// Returns the name as it is kept. The name is not verified. The names of operators who send their tokens are.
     fn kept_name(&self) -> String {
         let name: String = self.by.chars().take(NAME_MAX).collect();
         format!("{name} (unverified)")
@@ -49,7 +49,8 @@ impl Author {
 /// version or an option, logs why and keeps the rules that it has. After a restart these are the rules of its own file.
 /// Rules with names that a program registers are only for such programs, which check them.
 ///
-/// Rules that somebody else pushed meanwhile are replaced, too: the program says whose, and --seen refuses it.
+/// Rules that another operator pushed meanwhile are replaced, too, and the program names the operator. With --seen the
+/// program refuses to replace them.
 ///
 /// The exit code is 0 if the rules are in the store, 1 if the file has a problem, and 2 if the store did not take them,
 /// or if that is unknown: the message says which.
@@ -70,7 +71,7 @@ pub(crate) struct PushOptions {
     store: StoreOptions,
 }
 
-/// Put the rules in force again that were so before the last push
+/// Put the rules from before the last push in force again
 ///
 /// Without an earlier push these are the rules of each server's own file. A second rollback undoes the first: --seen
 /// refuses it if somebody else was faster.

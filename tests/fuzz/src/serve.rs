@@ -32,8 +32,9 @@ mod output;
 #[path = "../../../cli/src/serve/mod.rs"]
 mod serve;
 
-/// Of requests, and of descriptors in Envoy's form.
+/// A file of rules for requests.
 const RULES: &str = "rules:\n  - {name: r, quota: 9 per second, key: client}\n  - {name: p, quota: 2 in flight, key: path}\n";
+/// A file in Envoy's form, for descriptors.
 const ENVOY: &str = "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: minute, requests_per_unit: 2}}\n";
 
 const ENVOY_METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
