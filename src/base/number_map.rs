@@ -1,7 +1,7 @@
 //! Values in the order of their numbers, such as the turns of a line.
 //!
-//! The tree has one type for all values. A tree for each type of value was compiled again for each of them, which was a
-//! tenth of the code that the compiler had to translate.
+//! The tree has one type for all values. Trees of the standard library are compiled again for each type of value,
+//! which was 8 % of the code that the compiler had to translate.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ const SPARE: usize = 64;
 #[derive(Debug)]
 pub(crate) struct NumberMap<T> {
     /// The index of each number's value.
-    places: BTreeMap<u64, usize>,
+    indices: BTreeMap<u64, usize>,
     /// The values with their numbers, in no order.
     values: Vec<(u64, T)>,
 }
 
 impl<T> Default for NumberMap<T> {
     fn default() -> Self {
-        Self { places: BTreeMap::new(), values: Vec::new() }
+        Self { indices: BTreeMap::new(), values: Vec::new() }
     }
 }
 
@@ -33,15 +33,15 @@ impl<T> NumberMap<T> {
     }
 
     pub(crate) fn has(&self, number: u64) -> bool {
-        self.places.contains_key(&number)
+        self.indices.contains_key(&number)
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<&T> {
-        self.values.get(*self.places.get(&number)?).map(|(_, value)| value)
+        self.values.get(*self.indices.get(&number)?).map(|(_, value)| value)
     }
 
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
-        self.values.get_mut(*self.places.get(&number)?).map(|(_, value)| value)
+        self.values.get_mut(*self.indices.get(&number)?).map(|(_, value)| value)
     }
 
     /// Sets the value of a number.
@@ -49,7 +49,7 @@ impl<T> NumberMap<T> {
         match self.get_mut(number) {
             Some(former) => *former = value,
             None => {
-                self.places.insert(number, self.values.len());
+                self.indices.insert(number, self.values.len());
                 self.values.push((number, value));
             }
         }
@@ -57,31 +57,31 @@ impl<T> NumberMap<T> {
 
     /// Returns the first number and its value.
     pub(crate) fn first(&self) -> Option<(u64, &T)> {
-        let (number, place) = self.places.first_key_value()?;
-        self.values.get(*place).map(|(_, value)| (*number, value))
+        let (number, index) = self.indices.first_key_value()?;
+        self.values.get(*index).map(|(_, value)| (*number, value))
     }
 
     /// Returns the value of the first number, for a change.
     pub(crate) fn first_mut(&mut self) -> Option<&mut T> {
-        let (_, place) = self.places.first_key_value()?;
-        self.values.get_mut(*place).map(|(_, value)| value)
+        let (_, index) = self.indices.first_key_value()?;
+        self.values.get_mut(*index).map(|(_, value)| value)
     }
 
     /// Returns the values of the first numbers, in their order.
     pub(crate) fn foremost(&self, count: usize) -> impl Iterator<Item = &T> {
-        self.places.values().take(count).filter_map(|place| self.values.get(*place)).map(|(_, value)| value)
+        self.indices.values().take(count).filter_map(|index| self.values.get(*index)).map(|(_, value)| value)
     }
 
     /// Calls `change` with the values of the first numbers, in their order.
     pub(crate) fn change_foremost(&mut self, count: usize, mut change: impl FnMut(&mut T)) {
-        for place in self.places.values().take(count) {
-            self.values.get_mut(*place).into_iter().for_each(|(_, value)| change(value));
+        for index in self.indices.values().take(count) {
+            self.values.get_mut(*index).into_iter().for_each(|(_, value)| change(value));
         }
     }
 
     /// Returns the count of numbers before this number, or `None` if it is not among the first `count` numbers.
     pub(crate) fn position(&self, number: u64, count: usize) -> Option<usize> {
-        self.places.keys().take(count).position(|foremost| *foremost == number)
+        self.indices.keys().take(count).position(|foremost| *foremost == number)
     }
 
     /// Returns the values, in no order.
@@ -95,26 +95,26 @@ impl<T> NumberMap<T> {
     }
 
     pub(crate) fn remove(&mut self, number: u64) -> Option<T> {
-        let place = self.places.remove(&number)?;
-        self.take(place).map(|(_, value)| value)
+        let index = self.indices.remove(&number)?;
+        self.take(index).map(|(_, value)| value)
     }
 
     pub(crate) fn pop_first(&mut self) -> Option<(u64, T)> {
-        let (_, place) = self.places.pop_first()?;
-        self.take(place)
+        let (_, index) = self.indices.pop_first()?;
+        self.take(index)
     }
 
     pub(crate) fn pop_last(&mut self) -> Option<(u64, T)> {
-        let (_, place) = self.places.pop_last()?;
-        self.take(place)
+        let (_, index) = self.indices.pop_last()?;
+        self.take(index)
     }
 
-    /// Takes a value out, and moves the last value to its place.
-    fn take(&mut self, place: usize) -> Option<(u64, T)> {
+    /// Takes a value out, and moves the last value to its index.
+    fn take(&mut self, index: usize) -> Option<(u64, T)> {
         let last = self.values.pop()?;
-        let taken = match self.values.get_mut(place) {
+        let taken = match self.values.get_mut(index) {
             Some(value) => {
-                self.places.insert(last.0, place);
+                self.indices.insert(last.0, index);
                 std::mem::replace(value, last)
             }
             None => last,
