@@ -203,17 +203,23 @@ async fn forgotten_connection_is_replaced_before_the_next_check() {
     assert_eq!((downs(&seen), waited), (0, 0), "no check found out that it was dead");
 }
 
-/// When a check hears that the server does not know the script, no time is left to send the text.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forgotten_script_is_learned_though_all_answers_are_late() {
+/// Starts a server whose answers come later than the limiter's deadline, and waits until the limiter has reported that. By
+/// then the limiter has measured the round trip, by calls of the script that have more time.
+async fn far_server() -> (Server, Proxy, Events, RedisLimiter) {
     let (server, seen) = (Server::start(), Events::default());
     let proxy = Proxy::start(server.port());
     proxy.delay(100 * MS);
     let builder = RedisLimiter::builder().deadline(50 * MS).observer(seen.clone());
     let limiter = builder.connect(&proxy.url()).await.unwrap();
-    // By then the round trip is measured, by calls of the script that have more time.
     let is_far = |event: &LimiterEvent| matches!(event, LimiterEvent::StoreFar { .. });
-    eventually("the server is far", async || seen.lock().iter().any(is_far)).await;
+    eventually("the server is reported as far", async || seen.lock().iter().any(is_far)).await;
+    (server, proxy, seen, limiter)
+}
+
+/// When a check hears that the server does not know the script, no time is left to send the text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forgotten_script_is_learned_though_all_answers_are_late() {
+    let (server, _proxy, seen, limiter) = far_server().await;
     let policy = policy("p", Quota::per_hour(1_000_000));
     let mut admin = server.connection();
     let mut texts = || {
@@ -238,13 +244,7 @@ async fn forgotten_script_is_learned_though_all_answers_are_late() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_that_starts_while_redis_is_slow_serves_later() {
-    let (server, seen) = (Server::start(), Events::default());
-    let proxy = Proxy::start(server.port());
-    proxy.delay(100 * MS);
-    let builder = RedisLimiter::builder().deadline(50 * MS).observer(seen.clone());
-    let limiter = builder.connect(&proxy.url()).await.unwrap();
-    let is_far = |event: &LimiterEvent| matches!(event, LimiterEvent::StoreFar { .. });
-    eventually("it is reported", async || seen.lock().iter().any(is_far)).await;
+    let (_server, proxy, _seen, limiter) = far_server().await;
     let policy = policy("p", Quota::per_hour(1_000));
     // A machine that stops meanwhile takes the server for dead, and the error says so.
     eventually("the error names the deadline", async || {
