@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every check, in one command: bash tests/all.sh
-# It takes about a quarter of an hour on two processors. Longer campaigns are in tests/campaigns.sh.
+# It takes about 20 minutes on two processors. Longer campaigns are in tests/campaigns.sh.
 # On Debian as root it installs what is missing. Anywhere else it names what to install, and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
