@@ -93,8 +93,6 @@ pub(super) struct Halving {
 pub(super) struct Finding {
     /// The time of a call with whole windows.
     pub(super) whole: u64,
-    /// The number of requests in flight with whole windows, in 1,024ths of a request.
-    pub(super) in_flight: u64,
     /// The time that a call would take if no limiter sent anything else.
     pub(super) alone: u64,
 }
@@ -127,7 +125,7 @@ impl Halving {
         }
         let own = u128::from(took.saturating_sub(took_halved)) * u128::from(half) / u128::from(full - half);
         let alone = took_halved.min(took).saturating_sub(u64::try_from(own).unwrap_or(u64::MAX));
-        Some(Finding { whole: took, in_flight: full, alone: alone.max(1) })
+        Some(Finding { whole: took, alone: alone.max(1) })
     }
 }
 

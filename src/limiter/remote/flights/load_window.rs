@@ -10,16 +10,15 @@
 //!   shrinks when calls take longer. Limiters that share a store get about the same window, because each
 //!   limiter adds the same small step.
 //! * Long calls are no reason to send less if other clients cause them. [`halving`](super::halving) finds out whether
-//!   other clients or limiters are the cause.
+//!   other clients or limiters are the cause. While other clients are, requests are sent evenly.
 //! * A lane has few calls in flight while calls are short, because one call with many requests costs less than many
 //!   small calls. A lane has many calls in flight while calls are long, because a call that waits costs nothing.
 //!
 //! DESIGN.md says which other laws were tried.
 
-use std::ops::Range;
 use std::time::Duration;
 
-use super::halving::{Finding, Halving, HalvingPhase};
+use super::halving::{Halving, HalvingPhase};
 
 /// The number of requests that may be in flight before any call has been measured.
 const WINDOW: u64 = 512;
@@ -46,12 +45,6 @@ const CALL_SHORT: u64 = 2_000_000;
 /// work on.
 const FLIGHTS_MIN: u64 = 8;
 
-/// Two numbers of pairs of phases in a row without a call that was answered within the deadline. From the first
-/// number on, few calls are sent, whatever makes calls long. At the second number, many calls are tried again. With
-/// few calls in flight, each is sent right after an answer, and may wait for two whole turns of the store. With
-/// many calls in flight, some are sent shortly before a turn, and are answered in time.
-const PAIRS_IN_VAIN: Range<u64> = 3..32;
-
 /// The times of a lane's calls in nanoseconds, and the bounds that follow from them.
 pub(super) struct LoadWindow {
     /// The smoothed time of a call, or 0 before the first call.
@@ -65,10 +58,12 @@ pub(super) struct LoadWindow {
     halving: Halving,
     /// Whether windows are halved now.
     is_halved: bool,
-    /// The finding that other clients cause most of a call's time. `None` if the last finding says otherwise.
-    long_by_others: Option<Finding>,
-    /// The last pair of phases in which a call was answered within the deadline, or in which many calls were tried.
-    timely: u64,
+    /// True if other clients cause most of a call's time, as the last finding says.
+    long_by_others: bool,
+    /// Whether requests are sent evenly.
+    is_paced: bool,
+    /// The number of requests that were answered late since a call was last answered within the deadline.
+    late: u64,
     /// The smoothed number of requests in flight when a call is sent, in parts.
     in_flight: u64,
     /// The maximum number of requests in flight, in parts.
@@ -111,8 +106,9 @@ impl LoadWindow {
             alone: 0,
             halving: Halving::default(),
             is_halved: false,
-            long_by_others: None,
-            timely: 0,
+            long_by_others: false,
+            is_paced: false,
+            late: 0,
             in_flight: 0,
             window,
             proven: 0,
@@ -145,7 +141,7 @@ impl LoadWindow {
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
-            call if self.long_by_others.is_some() || call <= self.beyond_alone(nanos(deadline)) => {
+            call if self.long_by_others || call <= self.beyond_alone(nanos(deadline)) => {
                 Duration::from_nanos(call.saturating_sub(2 * self.spread)).min(deadline / 2)
             }
             call => (Duration::from_nanos(call + self.spread) + deadline / 20).min(deadline / 8 * 7),
@@ -156,6 +152,12 @@ impl LoadWindow {
     pub(super) fn units(&self) -> u64 {
         let window = self.window / PART;
         if self.is_halved { (window / 2).max(1) } else { window }
+    }
+
+    /// Returns the maximum number of requests in flight. If requests are sent evenly, the pace bounds their number, and
+    /// the window must not keep them from being sent in time.
+    fn most_in_flight(&self) -> u64 {
+        if self.is_paced() { 4 * self.units() } else { self.units() }
     }
 
     /// Returns whether calls are so long that their cause matters.
@@ -176,15 +178,23 @@ impl LoadWindow {
     /// Returns the maximum number of requests of the next flight, if `in_flight` are under way. The result is at
     /// least one.
     pub(super) fn room(&self, in_flight: u64, most: u64) -> u64 {
-        let left = self.units().saturating_sub(in_flight);
+        let left = self.most_in_flight().saturating_sub(in_flight);
         most.min(left).min(self.units() / FLIGHTS_MIN).max(1)
     }
 
     /// Returns whether the window has room for a whole flight: for all waiting requests, or for the maximum of one
     /// flight. So flights do not become small while many requests wait.
     pub(super) fn has_room(&self, in_flight: u64, waiting: u64, most: u64) -> bool {
-        let left = self.units().saturating_sub(in_flight);
+        let left = self.most_in_flight().saturating_sub(in_flight);
         left >= waiting.min(most).min(self.units() / FLIGHTS_MIN).max(1)
+    }
+
+    /// Returns whether requests are sent evenly, because other clients make calls long.
+    ///
+    /// A store that works in turns answers a call when the next turn has ended. So a request that is sent soon after
+    /// an answer waits for two turns. If all that may be sent were sent then, nearly all answers could be late.
+    pub(super) fn is_paced(&self) -> bool {
+        self.is_paced
     }
 
     /// Records that requests wait for the window.
@@ -202,7 +212,7 @@ impl LoadWindow {
         // Calls are quicker while windows are halved. The next calls may have whole windows again, so a quick call
         // with a halved window says nothing about their durations.
         let is_eased = was_halved && self.call / 4 <= took && {
-            self.long_by_others.is_some() || took <= self.target(deadline).max(self.call)
+            self.long_by_others || took <= self.target(deadline).max(self.call)
         };
         self.in_flight = match self.in_flight {
             0 => sent.in_flight * PART,
@@ -222,13 +232,13 @@ impl LoadWindow {
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
         let is_long = self.is_long(limit);
-        self.record_alone(whole_time, sent, is_long, deadline);
+        self.record_alone(whole_time, sent, is_long);
+        self.is_paced = self.long_by_others && is_long;
         if is_eased {
             return;
         }
-        let is_free = self.long_by_others.is_some() && is_long;
         // If other clients make calls long, the window may be so large that it is not full even when it is halved.
-        let room = if is_free { 4 } else { 2 };
+        let room = if self.is_paced { 4 } else { 2 };
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.units();
         let target = self.target(deadline);
         // `gain` is the change of the window for each request of the call: 0.3 · (target − took) / took of a
@@ -236,12 +246,22 @@ impl LoadWindow {
         // larger steps the window would swing, because the effect of a step shows only a call later.
         let gain = (target as i128 - i128::from(took)) * i128::from(PART) * 3 / (10 * i128::from(took));
         let gain = gain.clamp(-(PART as i128) / 4, PART as i128 / 2) as i64; // far below the limits of `i64`
-        let gain = if is_free { PART as i64 / 2 } else { gain };
+        self.late = if whole_time < deadline { 0 } else { self.late + sent.units };
+        let are_all_late = self.late > sent.in_flight.max(self.in_flight / PART);
+        let gain = match self.is_paced {
+            // As many as are in flight were late one after the other, so they wait for each other. The window loses a
+            // quarter of them.
+            true if are_all_late => -(PART as i64) / 4 * sent.in_flight as i64 / sent.units.max(1) as i64,
+            true if self.window < self.proven / 2 => PART as i64 / 2,
+            true => PART as i64 / 16,
+            false => gain,
+        };
         if gain < 0 {
             // A single long call says little, because calls may wait for a turn of the store.
-            if self.call < target.min(self.beyond_alone(deadline)) {
+            if !self.is_paced && self.call < target.min(self.beyond_alone(deadline)) {
                 return;
             }
+            self.late = 0;
             if self.course == Course::Grew {
                 (self.proven, self.course) = (self.window, Course::Shrank);
             }
@@ -252,15 +272,14 @@ impl LoadWindow {
         } else {
             self.course = Course::Grew;
         }
-        let gain = if gain >= 0 && self.window < self.proven / 2 { PART as i64 } else { gain };
+        let gain = if gain >= 0 && !self.is_paced && self.window < self.proven / 2 { PART as i64 } else { gain };
         let step = PART * PART / 2 * sent.units / self.window.max(PART);
         let window = self.window.saturating_add_signed(gain.saturating_mul(sent.units as i64)).saturating_add(step);
         self.window = window.clamp(WINDOW_MIN * PART, WINDOW_MAX * PART);
     }
 
     /// Updates the time of a lone call with the time of this call.
-    fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, deadline: u64) {
-        self.long_by_others = self.long_by_others.filter(|found| !self.refutes(found));
+    fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool) {
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
                 self.alone = moved(self.alone, finding.alone, 3).max(1);
@@ -268,15 +287,13 @@ impl LoadWindow {
                 // window is sent right after an answer, at the beginning of a turn, but a call with a whole window is
                 // sent at any time. Therefore a phase sometimes measures only half of the delay that other processes
                 // cause.
-                let part = if self.long_by_others.is_some() { 3 } else { 2 };
-                self.long_by_others = (self.alone >= finding.whole / part).then_some(finding);
-            }
-            // A clock that is set back counts as a long time.
-            let pairs = phase.pair.wrapping_sub(self.timely);
-            if took < deadline || (self.long_by_others.is_some() && pairs >= PAIRS_IN_VAIN.end) {
-                self.timely = phase.pair;
-            } else if pairs >= PAIRS_IN_VAIN.start {
-                self.long_by_others = None;
+                let part = if self.long_by_others { 3 } else { 2 };
+                let is_found = self.alone >= finding.whole / part;
+                if is_found && !self.long_by_others {
+                    // The window may have been found too large before, but by another rule.
+                    self.proven = u64::MAX;
+                }
+                self.long_by_others = is_found;
             }
         }
         let is_measured = sent.phase.is_some() && is_long && self.alone > 0;
@@ -303,18 +320,6 @@ impl LoadWindow {
         self.call = self.call.min(moved(self.call, nanos(took).max(1), 8));
         let window = self.window.saturating_add((PART / 2).saturating_mul(sent.units));
         self.window = self.window.max(window.min(WINDOW * PART));
-    }
-
-    /// Returns whether calls show that limiters are the cause of long calls after all. After the finding that other
-    /// clients are the cause, the window grows. If the finding is right, a larger window does not make calls
-    /// longer. If it is wrong, more requests are sent in the same time than at the finding, and calls take longer.
-    /// Without this check, only the next finding would show this, about a second later.
-    fn refutes(&self, found: &Finding) -> bool {
-        let is_longer = self.call / 2 > found.whole;
-        // The requests that are sent in a time are those in flight, divided by the time of a call.
-        let product = |in_flight: u64, call: u64| u128::from(in_flight) * u128::from(call);
-        let are_more = 5 * product(self.in_flight, found.whole) > 7 * product(found.in_flight, self.call);
-        is_longer && are_more
     }
 
     /// Returns how long a call may take before the window shrinks: seven tenths of the deadline. If a lone call takes
@@ -455,33 +460,24 @@ mod tests {
         assert!((25..45).contains(&full), "{full} requests of a millisecond");
     }
 
-    /// Plays calls of 70 ms after the finding that others make calls of 30 ms, with this many requests in flight for
-    /// one that was in flight at the finding. Returns the windows before and after it.
-    fn longer(in_flight: u64) -> (u64, u64) {
+    /// Others make calls long. A few late answers may come from longer turns of others.
+    #[test]
+    fn window_shrinks_when_as_many_as_are_in_flight_are_late() {
         let mut window = play(30 * MS, Duration::ZERO);
         window.enter(None, DEADLINE);
-        let found = window.long_by_others.expect("others make calls long").in_flight / PART;
-        let grown = window.units();
-        for _ in 0..200 {
-            window.record_limit();
-            let sent = Sent { units: 8, in_flight: in_flight * found, flights: 8, phase: None };
-            window.record(70 * MS, sent, DEADLINE);
-        }
-        (grown, window.units())
-    }
-
-    /// Calls take longer because more requests are sent in the same time.
-    #[test]
-    fn finding_ends_when_more_requests_make_calls_longer() {
-        let (grown, now) = longer(4);
-        assert!(now < grown, "{now} of {grown}");
-    }
-
-    /// As many requests are sent as before, so more are in flight while the turns of others are longer.
-    #[test]
-    fn finding_stays_when_others_make_calls_longer() {
-        let (grown, now) = longer(2);
-        assert!(now >= grown, "{now} of {grown}");
+        let before = window.units();
+        let mut late = |answers: u64| {
+            for _ in 0..answers / 8 {
+                window.record_limit();
+                let sent = Sent { units: 8, in_flight: before, flights: 8, phase: None };
+                window.record(70 * MS, sent, DEADLINE);
+            }
+            window.units()
+        };
+        let grown = late(before);
+        assert!(grown >= before, "{grown} of {before}");
+        let shrunk = late(64);
+        assert!(shrunk < grown / 10 * 9, "{shrunk} of {grown}");
     }
 
     #[test]

@@ -74,6 +74,8 @@ struct Lane<F: RemoteStore> {
     flights: usize,
     /// The number of units in flight, counted in the same way as in `window`.
     units: u64,
+    /// The instant from which the next request is not ahead of its time, if requests are sent evenly.
+    next_paced: Option<Instant>,
     /// True if a flight has begun but has taken no request yet.
     is_starting: bool,
     /// The number of requests that were added so far.
@@ -214,7 +216,7 @@ impl<F: RemoteStore> Lanes<F> {
         let most = self.store.limits();
         let mut lane = self.lock(number);
         if waiting.until.is_some() {
-            if let Some(why) = lane.refuses(self.deadline, most) {
+            if let Some(why) = lane.refuses(waiting.since, self.deadline, most) {
                 drop(lane);
                 return Err(why); // without the lock: the receiver may be the application's code
             }
@@ -328,6 +330,7 @@ impl<F: RemoteStore> Lane<F> {
             clock: None,
             flights: 0,
             units: 0,
+            next_paced: None,
             is_starting: false,
             came: 0,
             answered: 0,
@@ -338,18 +341,34 @@ impl<F: RemoteStore> Lane<F> {
 
     /// Returns the reason if a check that comes now is not sent, because the waiting requests would make its answer
     /// too late.
-    fn refuses(&mut self, deadline: Duration, most: CallLimits) -> Option<Unanswered> {
+    fn refuses(&mut self, now: Instant, deadline: Duration, most: CallLimits) -> Option<Unanswered> {
         if self.flights == 0 {
             return None; // an idle lane always sends
         }
         let waiting = self.queue.before_a_check();
         let call = self.window.call().unwrap_or_default();
         let before = call.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX)) / self.carries(most);
+        if self.window.is_paced() && !self.takes_turn(now, call) {
+            self.window.record_limit();
+            return Some(self.shed(deadline, most, waiting));
+        }
         if before.saturating_add(self.window.needed(deadline)) <= deadline {
             return None;
         }
         self.window.record_limit();
         Some(self.shed(deadline, most, waiting))
+    }
+
+    /// Counts a request that is sent evenly with the others: as many as the window has, in the time of a call. Returns
+    /// false if it would be ahead of its time by more than an eighth of a call.
+    fn takes_turn(&mut self, now: Instant, call: Duration) -> bool {
+        let next = self.next_paced.map_or(now, |next| next.max(now));
+        if next.saturating_duration_since(now) > call / 8 {
+            return false;
+        }
+        let units = u32::try_from(self.window.units()).unwrap_or(u32::MAX).max(1);
+        self.next_paced = Some(next + call / units);
+        true
     }
 
     /// Returns the reason why checks are not sent.
@@ -409,6 +428,11 @@ impl<F: RemoteStore> Lane<F> {
         // If half of the allowed flights are under way, the next flight must be full, or carry at least three times the
         // average number of requests of these flights. Without this rule, single requests would use up all flights, and
         // the next requests would wait for a whole call.
+        if self.window.is_paced() {
+            // Each flight carries a sixteenth of what is in flight, so that a request is sent soon after it came, and
+            // flights last for the whole turn of the store.
+            return waiting >= self.units / 16;
+        }
         let is_second_half = most.calls == Calls::Pipelined && flights >= (calls / 2).max(CALLS_MIN);
         !is_second_half || waiting >= (3 * self.units / flights).min(most.units as u64)
     }

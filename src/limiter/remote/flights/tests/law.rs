@@ -23,6 +23,8 @@ struct World {
     began: Instant,
     /// When the server is free again.
     free: Mutex<Option<Instant>>,
+    /// The last turn that read requests, and how many it read.
+    read: Mutex<(Duration, u64)>,
     /// When it stands still.
     stall: Mutex<Option<(Instant, Instant)>>,
     /// The requests that it got.
@@ -43,11 +45,14 @@ struct Way {
     /// If set, turns become twice as long, or short again, after about this time, and a call is answered when the
     /// next turn has ended, as Redis does it.
     changes: Duration,
+    /// If set, such a turn reads no more requests of a connection, as Redis reads 16 KiB.
+    reads: u64,
 }
 
 impl Way {
-    /// Returns when a request that comes after this time has its turn, and is answered apart from its own work.
-    fn next_turn(self, since: Duration) -> Duration {
+    /// Returns when a request that comes after this time has its turn, and is answered apart from its own work. A turn
+    /// reads requests of a connection if `reads` says so.
+    fn next_turn(self, since: Duration, mut reads: impl FnMut(Duration) -> bool) -> Duration {
         let longer = self.longest_turn.saturating_sub(self.turn).as_micros() as u64;
         if self.turn.is_zero() {
             return since;
@@ -69,12 +74,29 @@ impl Way {
                 change += self.changes / 2 + self.changes * random(1_000) as u32 / 1_000;
                 length = if length == self.turn { 2 * self.turn } else { self.turn };
             }
-            let has_come = turn > since;
+            let is_read = turn > since && reads(turn);
             turn += length;
-            if has_come {
+            if is_read {
                 return turn;
             }
         }
+    }
+}
+
+impl World {
+    /// Reads requests of a call in a turn, after those of earlier calls, and returns whether all of them are read now.
+    fn reads(&self, turn: Duration, left: &mut u64) -> bool {
+        let mut read = self.read.lock().unwrap();
+        if self.way.reads == 0 {
+            return true;
+        }
+        if turn > read.0 {
+            *read = (turn, 0);
+        }
+        let now = if turn < read.0 { 0 } else { (*left).min(self.way.reads - read.1) };
+        read.1 += now;
+        *left -= now;
+        *left == 0
     }
 }
 
@@ -93,14 +115,17 @@ impl RemoteStore for Server {
         if let Some((_, end)) = self.0.stall.lock().unwrap().filter(|(begin, end)| (*begin..*end).contains(&at)) {
             at = end;
         }
-        at = self.0.began + self.0.way.next_turn(at.duration_since(self.0.began));
+        let count = callers.len() as u64;
+        let mut left = count;
+        let turn = self.0.way.next_turn(at.duration_since(self.0.began), |turn| self.0.reads(turn, &mut left));
+        at = self.0.began + turn;
         let answered = {
             let mut free = self.0.free.lock().unwrap();
             let end = free.unwrap_or(at).max(at) + each * callers.len() as u32;
             *free = Some(end);
             end + trip / 2
         };
-        self.0.work.fetch_add(callers.len() as u64, Ordering::Relaxed);
+        self.0.work.fetch_add(count, Ordering::Relaxed);
         let corrections = callers.iter().filter(|caller| !caller.request).count();
         self.0.corrections.fetch_add(corrections as u64, Ordering::Relaxed);
         tokio::time::sleep_until(answered).await;
@@ -138,8 +163,9 @@ type Ends = Vec<(Duration, Duration, Option<Unanswered>)>;
 
 impl Server {
     fn new(way: Way) -> Self {
-        let (began, free, stall) = (Instant::now(), Mutex::default(), Mutex::default());
-        Self(Arc::new(World { way, began, free, stall, work: AtomicU64::new(0), corrections: AtomicU64::new(0) }))
+        let (began, free, read, stall) = (Instant::now(), Mutex::default(), Mutex::default(), Mutex::default());
+        let (work, corrections) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self(Arc::new(World { way, began, free, read, stall, work, corrections }))
     }
 
     fn limiter(&self) -> Arc<Flights<Self>> {
@@ -248,7 +274,7 @@ async fn turns_that_vary_around_the_deadline_are_used() {
         let way =
             Way { trip: MS, each: Duration::from_micros(30), turn: 240 * MS, longest_turn: 640 * MS, ..Way::default() };
         let possible = (0..4_000).map(|number| (100 * SECOND / 4_000) * number);
-        let possible = possible.filter(|came| way.next_turn(*came) - *came + MS <= DEADLINE).count() as u64;
+        let possible = possible.filter(|came| way.next_turn(*came, |_| true) - *came + MS <= DEADLINE).count() as u64;
         let ends = offer(&Server::new(way).limiter(), rate, 100 * SECOND).await;
         let decided = decided(&ends, 30 * SECOND, 70 * SECOND);
         assert!(
@@ -272,7 +298,7 @@ async fn turns_that_become_longer_and_shorter_are_used() {
             ..Way::default()
         };
         let possible = (0..3_000).map(|number| 40 * SECOND + 20 * MS * number);
-        let possible = possible.filter(|came| way.next_turn(*came) - *came + MS <= DEADLINE).count() as u64;
+        let possible = possible.filter(|came| way.next_turn(*came, |_| true) - *came + MS <= DEADLINE).count() as u64;
         let ends = offer(&Server::new(way).limiter(), rate, 100 * SECOND).await;
         let decided = decided(&ends, 40 * SECOND, 60 * SECOND);
         println!("{rate} offered, {changes} s: {decided} decided, {possible} of 3,000");
@@ -280,6 +306,27 @@ async fn turns_that_become_longer_and_shorter_are_used() {
             decided * 3_000 * 100 >= rate * possible * percent,
             "{rate} offered, {decided} decided, {possible} of 3,000 possible"
         );
+    }
+}
+
+/// A turn reads so many requests of a connection, and the next ones wait. A request that is sent soon after a turn is late. So
+/// if all that may be sent is sent then, or if requests wait for each other, nothing is decided.
+#[tokio::test(start_paused = true)]
+async fn turns_that_read_few_requests_are_used() {
+    for rate in [500, 1_000, 2_000] {
+        let way = Way {
+            trip: MS,
+            each: Duration::from_micros(30),
+            turn: 170 * MS,
+            changes: 500 * SECOND, // so each turn takes 340 ms
+            reads: 100,
+            ..Way::default()
+        };
+        // 294 a second are read, and 47 % of them came in time.
+        let ends = offer(&Server::new(way).limiter(), rate, 100 * SECOND).await;
+        let decided = decided(&ends, 40 * SECOND, 60 * SECOND);
+        println!("{rate} offered: {decided} decided");
+        assert!(decided >= 25, "{rate} offered, {decided} decided");
     }
 }
 
