@@ -38,8 +38,10 @@ labelled! {
         Key = "key",
         /// The text of rules, instead of the text in their file.
         Rules = "rules",
-        /// The text that the rules had before their last change.
+        /// The text that a rollback puts in force again: that before the last push.
         FormerRules = "former-rules",
+        /// The text that was in force until a rollback, or until an operator ended it. It is kept until the next push.
+        UndoneRules = "undone-rules",
     }
 }
 
@@ -47,6 +49,11 @@ impl FleetKind {
     /// Returns whether a target of this kind has a subject: a key or a network.
     pub(super) fn has_subject(self) -> bool {
         matches!(self, Self::Override | Self::Plan | Self::Network | Self::Key)
+    }
+
+    /// Returns whether the value is a text of rules.
+    pub(crate) fn is_text_of_rules(self) -> bool {
+        matches!(self, Self::Rules | Self::FormerRules | Self::UndoneRules)
     }
 }
 
@@ -248,8 +255,7 @@ impl FleetChange {
         if name.len().max(subject.len()) > WORD_MAX || name.is_empty() {
             return Err(invalid(format!("a name has 1 to {WORD_MAX} bytes, and a key at most as many")));
         }
-        let is_text = matches!(kind, FleetKind::Rules | FleetKind::FormerRules);
-        if !is_text && self.value.as_ref().is_some_and(|value| value.len() > WORD_MAX) {
+        if !kind.is_text_of_rules() && self.value.as_ref().is_some_and(|value| value.len() > WORD_MAX) {
             return Err(invalid(format!("a value has at most {WORD_MAX} bytes")));
         }
         Ok(())
@@ -264,8 +270,8 @@ impl FleetChange {
             FleetKind::Network | FleetKind::Key => value.parse::<Access>().map(drop).map_err(wrong_value),
             FleetKind::Plan => value.parse::<usize>().map(drop).map_err(wrong_value),
             FleetKind::Rules => Ok(()),
-            FleetKind::FormerRules => {
-                Err(invalid("the former rules cannot be set: they are kept automatically when the rules change"))
+            FleetKind::FormerRules | FleetKind::UndoneRules => {
+                Err(invalid("former rules and undone rules cannot be set: they are kept when the rules change"))
             }
         }
     }

@@ -237,15 +237,7 @@ impl FleetDocument {
         let FleetAction { revision, at, by, why, target, until, .. } = action;
         let before = self.entries.remove(target);
         if target.kind == FleetKind::Rules {
-            // A rollback puts the former text in force. If `before` is `None`, the file's text was in force.
-            let former = FleetTarget { kind: FleetKind::FormerRules, ..target.clone() };
-            match before {
-                Some(entry) => {
-                    let entry = FleetEntry { target: former.clone(), until: None, ..FleetEntry::clone(&entry) };
-                    self.entries.insert(former, Arc::new(entry));
-                }
-                None => drop(self.entries.remove(&former)),
-            }
+            self.keep_rules(target, before, value);
         }
         if let Some(value) = value {
             let entry = FleetEntry {
@@ -259,6 +251,25 @@ impl FleetDocument {
             };
             self.entries.insert(target.clone(), Arc::new(entry));
         }
+    }
+
+    /// Keeps the rules that are not in force any more: as former rules if other rules are pushed, so that a rollback
+    /// restores them, and as undone rules if they are rolled back or ended. A rollback never restores undone rules.
+    fn keep_rules(&mut self, rules: &FleetTarget, before: Option<Arc<FleetEntry>>, value: Option<&Arc<str>>) {
+        let kept = |kind| FleetTarget { kind, ..rules.clone() };
+        if before.as_ref().is_some_and(|before| Some(&before.value) == value) {
+            return; // the same rules are pushed again
+        }
+        let former = self.entries.remove(&kept(FleetKind::FormerRules));
+        self.entries.remove(&kept(FleetKind::UndoneRules));
+        // If there is no entry, the rules of the file were in force.
+        let Some(before) = before else { return };
+        // A push of the former rules is a rollback, too.
+        let is_restored = former.as_ref().map(|former| &former.value) == value;
+        let is_undone = value.is_none() || is_restored;
+        let target = kept(if is_undone { FleetKind::UndoneRules } else { FleetKind::FormerRules });
+        let entry = FleetEntry { target: target.clone(), until: None, ..FleetEntry::clone(&before) };
+        self.entries.insert(target, Arc::new(entry));
     }
 
     /// Returns the next instant at which an entry that is in force ends.
@@ -282,21 +293,32 @@ fn conflict(by: &str, at: Timestamp, revision: u64, why: &str) -> FleetError {
     FleetError::new(FleetErrorKind::Conflict, message)
 }
 
-/// Returns the change that puts the previous rules in force again, and the entry that has their text. Returns no
-/// entry if the previous rules are the rules of the file.
+/// Returns the change that puts the rules from before the last push in force again, and the entry that has their text.
+/// Returns no entry if these are the rules of the file.
 pub(super) fn rollback(
     document: &FleetDocument,
     name: &str,
     seen: Option<u64>,
 ) -> Result<(FleetChange, Option<Arc<FleetEntry>>), FleetError> {
-    let target = |kind| FleetTarget::new(kind, name);
-    let (rules, former) = (target(FleetKind::Rules), target(FleetKind::FormerRules));
-    if !document.entries.contains_key(&rules) && !document.entries.contains_key(&former) {
+    let entry = |kind| document.entries.get(&FleetTarget::new(kind, name)).map(Arc::clone);
+    let former = entry(FleetKind::FormerRules);
+    let value = former.as_ref().map(|entry| Arc::clone(&entry.value));
+    let change = FleetChange { target: FleetTarget::new(FleetKind::Rules, name), value, lasting: None, seen };
+    document.refuse_unseen(&change)?;
+    if let Some(undone) = entry(FleetKind::UndoneRules) {
+        let FleetEntry { by, revision, .. } = &*undone;
+        let message = format!(
+            "there is no push to roll back: the rules that {by} put in force in revision {revision} were rolled back or \
+             ended, and a rollback never restores such rules. Push the rules that should be in force. The undone ones \
+             are kept as `{}` of `{name}`",
+            undone.target.kind
+        );
+        return Err(FleetError::new(FleetErrorKind::Conflict, message));
+    }
+    if former.is_none() && entry(FleetKind::Rules).is_none() {
         return Err(invalid(format!("no rules were put in force for `{name}`: the rules of the file are in force")));
     }
-    let former = document.entries.get(&former).map(Arc::clone);
-    let value = former.as_ref().map(|entry| Arc::clone(&entry.value));
-    Ok((FleetChange { target: rules, value, lasting: None, seen }, former))
+    Ok((change, former))
 }
 
 /// Writes a space, and then an instant in microseconds, or `-` for `None`.
@@ -494,28 +516,94 @@ mod tests {
         assert_eq!(first.entries.len() - next.entries.len(), 1);
     }
 
+    /// A document with rules, as operators push them and roll them back.
+    #[derive(Default)]
+    struct Pushed(FleetDocument);
+
+    impl Pushed {
+        fn of(texts: &[&str]) -> Self {
+            let mut pushed = Self::default();
+            texts.iter().for_each(|text| pushed.push(text));
+            pushed
+        }
+
+        fn change(&mut self, change: FleetChange) {
+            self.0 = self.0.changed(&[change], author(1)).unwrap().0;
+            // What is stored is all that the next process knows.
+            self.0 = FleetDocument::parse(&self.0.to_text()).unwrap();
+        }
+
+        fn push(&mut self, text: &str) {
+            self.change(FleetChange::rules("rules", text));
+        }
+
+        fn end(&mut self) {
+            self.change(FleetChange::end(FleetTarget::new(FleetKind::Rules, "rules")));
+        }
+
+        /// Returns the text of an entry.
+        fn text(&self, kind: FleetKind) -> Option<&str> {
+            self.0.entries.get(&FleetTarget::new(kind, "rules")).map(|entry| &*entry.value)
+        }
+
+        /// Returns the text in force after a rollback, and the revision that it is from.
+        fn roll_back(&mut self) -> Result<(Option<&str>, Option<u64>), FleetError> {
+            let (change, restored) = rollback(&self.0, "rules", None)?;
+            self.change(change);
+            Ok((self.text(FleetKind::Rules), restored.map(|entry| entry.revision)))
+        }
+    }
+
     #[test]
-    fn rollback_puts_the_former_rules_in_force() {
-        let set = |document: &FleetDocument, change: FleetChange| document.changed(&[change], author(1)).unwrap().0;
-        let rules = |document: &FleetDocument| {
-            document
-                .entries
-                .values()
-                .find(|entry| entry.target.kind == FleetKind::Rules)
-                .map(|entry| entry.value.clone())
-        };
-        let rollback = |document: &FleetDocument| rollback(document, "rules", None);
-        assert!(rollback(&FleetDocument::default()).is_err());
-        let first = set(&FleetDocument::default(), FleetChange::rules("rules", "one"));
-        let second = set(&first, FleetChange::rules("rules", "two"));
-        let (change, restored) = rollback(&second).unwrap();
-        assert_eq!(restored.unwrap().revision, 1);
-        let back = set(&second, change);
-        assert_eq!(rules(&back).as_deref(), Some("one"));
-        let (change, restored) = rollback(&back).unwrap();
-        assert_eq!(restored.unwrap().revision, 2);
-        assert_eq!(rules(&set(&back, change)).as_deref(), Some("two"));
-        let (change, restored) = rollback(&first).unwrap();
-        assert_eq!((rules(&set(&first, change)), restored), (None, None), "the file's");
+    fn rollback_restores_the_rules_from_before_the_last_push() {
+        assert!(Pushed::default().roll_back().is_err());
+        for (texts, restored) in [
+            (&["one"][..], (None, None)),
+            (&["one", "two"], (Some("one"), Some(1))),
+            (&["one", "two", "three"], (Some("two"), Some(2))),
+            // The same rules are pushed again.
+            (&["one", "two", "two"], (Some("one"), Some(1))),
+            (&["one", "one"], (None, None)),
+        ] {
+            assert_eq!(Pushed::of(texts).roll_back().unwrap(), restored, "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn rollback_never_restores_undone_rules() {
+        let mut rolled_back = Pushed::of(&["one", "bad"]);
+        rolled_back.roll_back().unwrap();
+        let mut to_the_file = Pushed::of(&["bad"]);
+        to_the_file.roll_back().unwrap();
+        let mut ended = Pushed::of(&["one", "bad"]);
+        ended.end();
+        // The second push has the rules from before the first one.
+        let reverted = Pushed::of(&["one", "bad", "one"]);
+        for (mut pushed, in_force) in
+            [(rolled_back, Some("one")), (to_the_file, None), (ended, None), (reverted, Some("one"))]
+        {
+            for _ in 0..2 {
+                let error = pushed.roll_back().unwrap_err();
+                assert_eq!(error.kind(), FleetErrorKind::Conflict, "{error}");
+                assert!(error.to_string().contains("Push the rules that should be in force"), "{error}");
+                assert_eq!(pushed.text(FleetKind::Rules), in_force);
+                assert_eq!(
+                    (pushed.text(FleetKind::UndoneRules), pushed.text(FleetKind::FormerRules)),
+                    (Some("bad"), None)
+                );
+            }
+            pushed.push("next");
+            assert_eq!(pushed.text(FleetKind::UndoneRules), None);
+            assert_eq!(pushed.roll_back().unwrap().0, in_force, "{in_force:?}");
+        }
+    }
+
+    #[test]
+    fn undone_rules_can_be_pushed_again() {
+        let mut pushed = Pushed::of(&["one", "bad"]);
+        pushed.roll_back().unwrap();
+        pushed.push("bad");
+        assert_eq!((pushed.text(FleetKind::Rules), pushed.text(FleetKind::UndoneRules)), (Some("bad"), None));
+        assert_eq!(pushed.roll_back().unwrap().0, Some("one"));
     }
 }

@@ -328,9 +328,13 @@ impl Fleet {
         self.make(by, why, move |_: &FleetDocument| Ok(Arc::clone(&changes))).await
     }
 
-    /// Restores the rules that were in force before the last change of the rules: the text of an earlier change, or
-    /// the rules of the file. A second rollback undoes the first. The rollback fails if the rules were changed after
-    /// the revision `seen`. So if two operators roll back at the same time, the second does not undo the first.
+    /// Restores the rules that were in force before the last push: the text of an earlier push, or the rules of the
+    /// file. One step is kept. So after a rollback, or after an operator ended pushed rules, the next rollback fails
+    /// until rules are pushed again. The undone text is kept until then, as
+    /// [`UndoneRules`](FleetKind::UndoneRules). To restore it, push it again. A push of the text that a rollback would
+    /// restore counts as a rollback.
+    ///
+    /// The rollback fails, too, if the rules were changed after the revision `seen`.
     ///
     /// # Errors
     /// See [`FleetErrorKind`].

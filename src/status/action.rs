@@ -24,7 +24,7 @@ labelled! {
         Set = "set",
         /// An entry for all processes was ended.
         End = "end",
-        /// The former rules were put in force in all processes.
+        /// The rules from before the last push were put in force in all processes.
         Rollback = "rollback",
     }
 }

@@ -23,15 +23,17 @@ pub(super) struct PushedChanges {
 }
 
 impl PushedChanges {
-    /// Compares pushed rules with the rules that a rollback would restore. Returns `None` if the entry has no rules, or
-    /// if this process does not know the former rules.
+    /// Compares pushed rules with the rules that a rollback would restore, or with those that a rollback undid. Returns
+    /// `None` if the entry has no rules, or if this process does not know the former rules.
     pub(super) fn of(entry: &FleetEntry, entries: &[FleetEntry], fleet: &Fleet) -> Option<Self> {
         let target = &entry.target;
         if target.kind() != FleetKind::Rules {
             return None;
         }
-        let is_former =
-            |other: &&FleetEntry| other.target.kind() == FleetKind::FormerRules && other.target.name() == target.name();
+        let is_former = |other: &&FleetEntry| {
+            let is_kept = matches!(other.target.kind(), FleetKind::FormerRules | FleetKind::UndoneRules);
+            is_kept && other.target.name() == target.name()
+        };
         let (old, before) = match entries.iter().find(is_former) {
             Some(FleetEntry { value, by, revision, .. }) => {
                 (value.as_bytes().into(), format!("the rules that {by} pushed in revision {revision}"))

@@ -103,8 +103,7 @@ impl FleetView {
 }
 
 fn shown_value(target: &FleetTarget, value: &str) -> String {
-    let is_text = matches!(target.kind(), FleetKind::Rules | FleetKind::FormerRules);
-    if is_text { cut(value, RULES_MAX) } else { value }.to_owned()
+    if target.kind().is_text_of_rules() { cut(value, RULES_MAX) } else { value }.to_owned()
 }
 
 fn shown_subject(target: &FleetTarget, stats: &Stats) -> String {
@@ -229,7 +228,8 @@ fn entries(html: &mut String, fleet: &FleetView, is_operator: bool) -> fmt::Resu
             HtmlText(&row.why)
         )?;
         if is_operator {
-            change_of(html, fleet.revision, row)?;
+            let is_undone = |other: &FleetRow| other.kind == FleetKind::UndoneRules && other.name == row.name;
+            change_of(html, fleet.revision, row, !fleet.entries.iter().any(is_undone))?;
         }
         html.push_str("</tr>");
     }
@@ -241,9 +241,9 @@ fn entries(html: &mut String, fleet: &FleetView, is_operator: bool) -> fmt::Resu
 }
 
 /// Writes the folded form that changes an entry.
-fn change_of(html: &mut String, revision: u64, row: &FleetRow) -> fmt::Result {
+fn change_of(html: &mut String, revision: u64, row: &FleetRow, can_roll_back: bool) -> fmt::Result {
     html.push_str("<td>");
-    if row.kind != FleetKind::FormerRules {
+    if !matches!(row.kind, FleetKind::FormerRules | FleetKind::UndoneRules) {
         write!(
             html,
             "<details><summary>change</summary><form method=\"post\"><input type=\"hidden\" name=\"entry\" value=\"{}\">\
@@ -251,7 +251,10 @@ fn change_of(html: &mut String, revision: u64, row: &FleetRow) -> fmt::Result {
             row.entry
         )?;
         if row.kind == FleetKind::Rules {
-            html.push_str("<p class=\"acts\"><button name=\"action\" value=\"rollback\">Roll back</button>");
+            html.push_str("<p class=\"acts\">");
+            if can_roll_back {
+                html.push_str("<button name=\"action\" value=\"rollback\">Roll back</button>");
+            }
         } else {
             let value = HtmlText(row.value.as_deref().unwrap_or_default());
             write!(

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `GET /v1/settings` | what is set, by whom, and which revision is in force here |
 //! | `POST /v1/settings` | sets or ends one thing in all processes |
-//! | `POST /v1/rollback` | puts the former rules in force in all processes |
+//! | `POST /v1/rollback` | puts the rules from before the last push in force in all processes |
 
 use std::time::Duration;
 
@@ -70,7 +70,8 @@ pub(crate) async fn change(fleet: &Fleet, operator: &Operator, fields: Map<Strin
     made(fleet.change(&operator.0, &why, [change]).await)
 }
 
-/// Puts the former rules in force in all processes. Returns the revision, and the origin of these rules.
+/// Puts the rules from before the last push in force in all processes. Returns the revision, and the origin of these
+/// rules.
 pub(crate) async fn rollback(fleet: &Fleet, operator: &Operator, fields: Map<String, Value>) -> Result<Value, Wrong> {
     match Fields::read(fields)? {
         Fields { name: Some(name), why: Some(why), kind: None, subject: None, value: None, lasting: None, seen } => {

@@ -73,8 +73,8 @@ pub(crate) struct PushOptions {
 
 /// Put the rules from before the last push in force again
 ///
-/// Without an earlier push these are the rules of each server's own file. A second rollback undoes the first: --seen
-/// refuses it if somebody else was faster.
+/// Without an earlier push these are the rules of each server's own file. One step is kept. After a rollback, or after
+/// an operator ended pushed rules, a rollback is refused until rules are pushed again. To get other rules, push them.
 #[derive(clap::Args)]
 pub(crate) struct RollbackOptions {
     /// The name of the rules, such as `rules` for those of rules.yaml

@@ -201,8 +201,25 @@ fn push_and_rollback_say_which_rules_they_replace() {
         post_json(server.admin, "/v1/rollback", &[OPERATOR], &body)
     };
     assert_eq!(over_http(2).status, 409);
-    let restored = json!({"by": "bob (unverified)", "why": "", "revision": 2});
-    assert_eq!(over_http(3).json(), json!({"revision": 4, "restored": restored}));
+    // One step is kept, so nobody restores the rules of bob that were rolled back.
+    let refused = over_http(3);
+    let said = "the rules that bob (unverified) put in force in revision 2 were rolled back or ended";
+    assert!(refused.status == 409 && refused.body.contains(said), "{refused:?}");
+    let (code, said) = rollback("3");
+    assert!(code == Some(2) && said.contains("there is no push to roll back"), "{said}");
+    let undone = settings(&server);
+    let undone = undone["entries"].as_array().unwrap().iter().find(|entry| entry["kind"] == "undone-rules").unwrap();
+    assert!(undone["value"].as_str().unwrap().contains("8 per day"), "{undone}");
+    let (code, said) = push("bob", 9, "3");
+    assert!(
+        code == Some(0) && said.contains("instead of those that carol (unverified) pushed in revision 3"),
+        "{said}"
+    );
+    let (code, said) = push("bob", 9, "4");
+    assert!(code == Some(0) && said.contains("which are those that bob (unverified) pushed in revision 4"), "{said}");
+    wait_until(|| settings(&server)["revision"] == 5);
+    let restored = json!({"by": "carol (unverified)", "why": "", "revision": 3});
+    assert_eq!(over_http(5).json(), json!({"revision": 6, "restored": restored}));
     let own = json!({"kind": "rules", "name": "rules", "why": ""});
     assert_eq!(set(&server, &own).status, 200);
     let nothing = set(&server, &own);
