@@ -17,7 +17,7 @@ use super::document::{FleetAuthor, FleetDocument, rollback};
 use super::error::{FleetError, FleetErrorKind};
 use super::file::FileText;
 #[cfg(feature = "status")]
-use super::reports::{self, FleetReports, Reporter};
+use super::reports::{self, FleetProcesses, FleetReports, ReportedFleet, Reporter};
 #[cfg(feature = "rules")]
 use super::tables::{FleetRuleSettings, FollowFleet};
 use super::tables::{FleetTable, OwnAccess, OwnOverrides};
@@ -433,7 +433,7 @@ impl Fleet {
 
     /// Makes this process report to the other processes every five seconds.
     #[cfg(feature = "status")]
-    pub(crate) fn report_by(&self, make: impl Fn(u64, u64) -> String + Send + Sync + 'static) {
+    pub(crate) fn report_by(&self, make: impl Fn(&ReportedFleet) -> String + Send + Sync + 'static) {
         lock(&self.0.state).reporter = Some(Arc::new(Reporter::new(make)));
     }
 
@@ -442,6 +442,17 @@ impl Fleet {
     pub(crate) async fn reports(&self) -> Result<FleetReports, FleetError> {
         let reporter = lock(&self.0.state).reporter.clone();
         self.0.call(reports::reports(&*self.0.text, reporter.as_deref())).await
+    }
+
+    /// Returns the processes that report to the store, by the names of their rules: so the operators' program knows
+    /// which processes will follow [rules](FleetChange::rules) that it pushes. Processes with a [status
+    /// page](crate::observe::StatusPage::fleet) report every five seconds.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer.
+    #[cfg(feature = "status")]
+    pub async fn processes(&self) -> Result<FleetProcesses, FleetError> {
+        Ok(self.reports().await?.processes())
     }
 
     /// Returns the secret that all processes share. The first change of the settings makes the secret.
@@ -689,14 +700,14 @@ impl Inner {
     /// Writes the report of this process if the report is due and the store answers.
     #[cfg(feature = "status")]
     async fn report(&self) {
-        let (reporter, revision, hash) = {
+        let (reporter, revision, hash, tables) = {
             let state = lock(&self.state);
-            let reporter = state.reporter.clone().filter(|_| state.error.is_none());
-            (reporter, state.in_force.document.revision, state.in_force.hash)
+            let reporter = state.reporter.clone().filter(|reporter| state.error.is_none() && reporter.is_due());
+            let Some(reporter) = reporter else { return };
+            (reporter, state.in_force.document.revision, state.in_force.hash, state.tables.clone())
         };
-        if let Some(reporter) = reporter.filter(|reporter| reporter.is_due()) {
-            let _ = self.call(reporter.write(&*self.text, revision, hash)).await; // the former one ends by itself
-        }
+        let fleet = ReportedFleet { revision, hash, rules: names_of_rules(&tables) };
+        let _ = self.call(reporter.write(&*self.text, fleet)).await; // the former one ends by itself
     }
 
     /// Reads the text from the store, and puts it in force if it has changed.
@@ -849,6 +860,18 @@ impl Inner {
             }
         }
         self.apply();
+    }
+}
+
+/// Returns the names of the tables that belong to rules of files.
+#[cfg(feature = "status")]
+fn names_of_rules(tables: &[NamedTable]) -> Vec<Box<str>> {
+    #[cfg(feature = "rules")]
+    return tables.iter().filter(|(_, table)| table.rules().is_some()).map(|(name, _)| name.clone()).collect();
+    #[cfg(not(feature = "rules"))]
+    {
+        let _ = tables; // without files there are no such tables
+        Vec::new()
     }
 }
 

@@ -60,7 +60,9 @@ pub use change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetRollback,
 pub use error::{FleetError, FleetErrorKind};
 pub use handle::{Fleet, FleetInForce};
 #[cfg(feature = "status")]
-pub(crate) use reports::FleetReports;
+pub use reports::FleetProcesses;
+#[cfg(feature = "status")]
+pub(crate) use reports::{FleetReports, ReportedFleet};
 #[cfg(feature = "rules")]
 pub(crate) use tables::{FleetRuleSettings, FollowFleet};
 #[cfg(feature = "status")]

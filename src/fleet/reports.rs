@@ -1,9 +1,10 @@
 //! The reports of processes, with which the status page of each process shows all processes.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::words::{push_word, read_text};
 use crate::base::random;
 use crate::base::sync::{Mutex, lock};
 use crate::error::BoxError;
@@ -18,8 +19,36 @@ const LASTS: Duration = Duration::from_secs(20);
 /// The maximum number of places in the store that one write tries for its report.
 const TRIES: usize = 8;
 
-/// Makes a report. The arguments are the revision and the hash of the operators' settings in force.
-type MakeReport = dyn Fn(u64, u64) -> String + Send + Sync;
+/// The word with which a line begins that names the rules of the process.
+const RULES: &str = "rules";
+
+/// The facts of the fleet that a report states.
+pub(crate) struct ReportedFleet {
+    /// The revision of the operators' settings in force, and the hash of these settings.
+    pub(crate) revision: u64,
+    pub(crate) hash: u64,
+    /// The names of the rules that follow the fleet in this process.
+    pub(super) rules: Vec<Box<str>>,
+}
+
+impl ReportedFleet {
+    #[cfg(test)]
+    pub(crate) fn of(revision: u64, hash: u64, rules: &[&str]) -> Self {
+        Self { revision, hash, rules: rules.iter().map(|name| (*name).into()).collect() }
+    }
+
+    /// Returns the lines that name the rules of the process.
+    pub(crate) fn lines_of_rules(&self) -> impl Iterator<Item = String> {
+        self.rules.iter().map(|name| {
+            let mut line = RULES.to_owned();
+            push_word(&mut line, name);
+            line + "\n"
+        })
+    }
+}
+
+/// Makes a report.
+type MakeReport = dyn Fn(&ReportedFleet) -> String + Send + Sync;
 
 /// Writes this process's reports to the store.
 pub(super) struct Reporter {
@@ -35,7 +64,7 @@ struct ReporterState {
 }
 
 impl Reporter {
-    pub(super) fn new(make: impl Fn(u64, u64) -> String + Send + Sync + 'static) -> Self {
+    pub(super) fn new(make: impl Fn(&ReportedFleet) -> String + Send + Sync + 'static) -> Self {
         let process = (u128::from(random::secret()) << 64) | u128::from(random::secret());
         let place = (process % REPORTS_MAX as u128) as usize; // below it
         Self { make: Arc::new(make), process, state: Mutex::new(ReporterState { readings: 0, place }) }
@@ -48,11 +77,11 @@ impl Reporter {
         state.readings % READINGS == 1
     }
 
-    /// Writes a report about this revision to a place that no other process uses. If all places that the write tries
-    /// are used, the next write continues with the place after them.
-    pub(super) async fn write(&self, text: &dyn SharedText, revision: u64, hash: u64) -> Result<(), BoxError> {
+    /// Writes a report to a place that no other process uses. If all places that the write tries are used, the next
+    /// write continues with the place after them.
+    pub(super) async fn write(&self, text: &dyn SharedText, fleet: ReportedFleet) -> Result<(), BoxError> {
         let make = Arc::clone(&self.make);
-        let report = tokio::task::spawn_blocking(move || make(revision, hash)).await?;
+        let report = tokio::task::spawn_blocking(move || make(&fleet)).await?;
         if report.len() > REPORT_MAX {
             return Err("the report is too long".into());
         }
@@ -66,6 +95,20 @@ impl Reporter {
         }
         Ok(())
     }
+}
+
+/// The processes that report to the store, which are those with a [status
+/// page](crate::observe::StatusPage::fleet).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FleetProcesses {
+    /// The number of processes that reported in the last 20 seconds.
+    pub count: usize,
+    /// For each name of rules, the number of these processes whose rules [follow](crate::fleet) the fleet under this
+    /// name.
+    pub rules: BTreeMap<Arc<str>, usize>,
+    /// Whether other processes may have found no place for their reports, or have reports that cannot be read.
+    pub may_miss_processes: bool,
 }
 
 /// The reports of all processes.
@@ -85,4 +128,42 @@ pub(super) async fn reports(text: &dyn SharedText, own: Option<&Reporter>) -> Re
     reports.retain(|report| report.text.is_empty() || seen.insert(report.version));
     let is_own = |report: &VersionedText| own.is_some_and(|own| own.process == report.version);
     Ok(FleetReports { reports: reports.iter().map(|of| (Arc::clone(&of.text), is_own(of))).collect(), places })
+}
+
+impl FleetReports {
+    /// Counts the processes, and the names of their rules.
+    pub(super) fn processes(&self) -> FleetProcesses {
+        let mut rules = BTreeMap::new();
+        let (unreadable, readable): (Vec<_>, Vec<_>) = self.reports.iter().partition(|(text, _)| text.is_empty());
+        for (text, _) in &readable {
+            let lines = text.lines().filter_map(|line| line.split_once(' '));
+            let names: HashSet<Arc<str>> =
+                lines.filter(|(kind, _)| *kind == RULES).filter_map(|(_, name)| read_text(name)).collect();
+            names.into_iter().for_each(|name| *rules.entry(name).or_default() += 1);
+        }
+        let may_miss_processes = !unreadable.is_empty() || self.places >= REPORTS_MAX;
+        FleetProcesses { count: readable.len(), rules, may_miss_processes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_counted_by_the_names_of_their_rules() {
+        let report = |names: &[&str]| -> (Arc<str>, bool) {
+            let fleet = ReportedFleet::of(1, 2, names);
+            (format!("process a 1 2 3 4 5 6\n{}", fleet.lines_of_rules().collect::<String>()).into(), false)
+        };
+        let reports = vec![report(&["rules", "a b%", "rules"]), report(&["rules"]), report(&[])];
+        let processes =
+            |reports: &[(Arc<str>, bool)], places| FleetReports { reports: reports.to_vec(), places }.processes();
+        let found = processes(&reports, 3);
+        let names: Vec<(&str, usize)> = found.rules.iter().map(|(name, count)| (&**name, *count)).collect();
+        assert_eq!((found.count, names, found.may_miss_processes), (3, vec![("a b%", 1), ("rules", 2)], false));
+        assert!(processes(&reports, REPORTS_MAX).may_miss_processes);
+        let foreign = [reports, vec![("".into(), false)]].concat();
+        assert!(processes(&foreign, 4).may_miss_processes);
+    }
 }

@@ -263,7 +263,7 @@ impl StatusPage {
         let content = Arc::make_mut(&mut self.0);
         content.fleet = Some(fleet.clone());
         let (source, stats) = (Arc::clone(&content.report), content.stats.clone());
-        fleet.report_by(move |revision, settings| source.report(&stats, revision, settings));
+        fleet.report_by(move |fleet| source.report(&stats, fleet));
         self
     }
 

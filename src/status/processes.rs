@@ -10,7 +10,7 @@ use super::text::{About, Count, HtmlText, hash};
 use crate::base::json::Object;
 use crate::base::time::Timestamp;
 use crate::clock::{CalendarClock, Clock};
-use crate::fleet::{Fleet, FleetReports, push_number, push_word, read_text, words};
+use crate::fleet::{Fleet, FleetReports, ReportedFleet, push_number, push_word, read_text, words};
 use crate::limiter::{REPORT_MAX, REPORTS_MAX};
 use crate::outcome::OutcomeKind;
 #[cfg(feature = "rules")]
@@ -92,7 +92,7 @@ impl ReportSource {
     }
 
     /// Writes the report of this process. Policies with the most requests in the last hour come first, as many as fit.
-    pub(super) fn report(&self, stats: &Stats, revision: u64, settings: u64) -> String {
+    pub(super) fn report(&self, stats: &Stats, fleet: &ReportedFleet) -> String {
         let snapshot = stats.snapshot();
         let count = |is_counted: fn(&OutcomeKind) -> bool| {
             let kinds = OutcomeKind::ALL.iter().filter(|kind| is_counted(kind));
@@ -105,8 +105,8 @@ impl ReportSource {
             count(|_| true),
             count(|kind| !kind.passed()),
             self.rules_hash(),
-            revision,
-            settings,
+            fleet.revision,
+            fleet.hash,
         ];
         numbers.into_iter().for_each(|number| push_number(&mut text, number));
         text.push('\n');
@@ -116,12 +116,14 @@ impl ReportSource {
             .map(|policy| (policy.name(), [policy.five_minutes(), policy.hour()].map(Sums::of)));
         let mut spans: Vec<_> = spans.collect();
         spans.sort_by_key(|(_, [_, hour])| std::cmp::Reverse(hour.all()));
-        for (name, spans) in spans {
+        let policies = spans.into_iter().map(|(name, spans)| {
             let mut line = POLICY.to_owned();
             push_word(&mut line, name);
             let numbers = spans.iter().flat_map(|sums| [sums.allowed, sums.near, sums.over, sums.refused]);
             numbers.for_each(|number| push_number(&mut line, number));
-            line.push('\n');
+            line + "\n"
+        });
+        for line in fleet.lines_of_rules().chain(policies) {
             if text.len() + line.len() <= REPORT_MAX {
                 text.push_str(&line);
             }
@@ -338,7 +340,7 @@ mod tests {
         source.name.set("web 3 %\n<b>".to_owned()).unwrap();
         let policy = Policy::new("a b", Quota::per_hour(5)).unwrap();
         (0..3).for_each(|n| assert!(stats.on_allowed(&policy, &Key::of(n).unwrap(), 1, false)));
-        let text = source.report(&stats, 7, 0xabc);
+        let text = source.report(&stats, &ReportedFleet::of(7, 0xabc, &["rules", "a b"]));
         let read = ProcessReport::read(&text, false).unwrap();
         assert_eq!((&*read.name, read.revision, read.settings), ("web 3 %\n<b>", 7, 0xabc));
         for other in ["", "process", "process a 1 2", "other a 1 2 3 4 5 6", "process a 1 2 3 4 5 x"] {
@@ -357,7 +359,8 @@ mod tests {
             let policy = Policy::new(format!("{n}-{}", "a".repeat(60)), Quota::per_hour(5)).unwrap();
             stats.on_allowed(&policy, &Key::of(n).unwrap(), 1, false);
         }
-        assert!(ReportSource::default().report(&stats, 0, 0).len() <= REPORT_MAX);
+        let text = ReportSource::default().report(&stats, &ReportedFleet::of(0, 0, &["rules"]));
+        assert!(text.len() <= REPORT_MAX && text.lines().nth(1) == Some("rules rules"), "{text}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tower_ratelimit::fleet::{Fleet, FleetChange, FleetEntry, FleetKind};
+use tower_ratelimit::fleet::{Fleet, FleetChange, FleetEntry, FleetKind, FleetProcesses};
 use tower_ratelimit::limiter::BoxLimiter;
 use tower_ratelimit::observe::Observer;
 
@@ -49,11 +49,14 @@ impl Author {
 /// version or an option, logs why and keeps the rules that it has. After a restart these are the rules of its own file.
 /// Rules with names that a program registers are only for such programs, which check them.
 ///
+/// Servers report the names of their rules to the store every five seconds, and the program says how many servers take
+/// the rules. If servers report and none has this name, nothing is pushed.
+///
 /// Rules that another operator pushed meanwhile are replaced, too, and the program names the operator. With --seen the
 /// program refuses to replace them.
 ///
-/// The exit code is 0 if the rules are in the store, 1 if the file has a problem, and 2 if the store did not take them,
-/// or if that is unknown: the message says which.
+/// The exit code is 0 if the rules are in the store, 1 if the file has a problem, and 2 if nothing was pushed, or if
+/// that is unknown: the message says which.
 #[derive(clap::Args)]
 pub(crate) struct PushOptions {
     /// The file of rules; `-` is the standard input
@@ -105,25 +108,32 @@ pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, Str
     run(
         &options.store,
         async |fleet, limiter| {
-            let users = if names.is_empty() {
+            let unless = if names.is_empty() {
                 limits::check(&options.file, &text, limiter)?;
-                "servers"
+                ""
             } else {
-                "programs that register the names in them, but not `serve`,"
+                ". `serve` cannot use them, because they have names that only programs register"
             };
+            let users = users(&fleet, &name).await?;
+            let of_name = |entry: &FleetEntry| entry.target.name() == name;
+            let is_same = |entry: &FleetEntry| entry.target.kind() == FleetKind::Rules && *entry.value == *text;
+            let same = fleet.entries().into_iter().find(|entry| of_name(entry) && is_same(entry));
             let mut change = FleetChange::rules(&*name, text);
             if let Some(seen) = options.seen {
                 change = change.seen(seen);
             }
             let revision = fleet.change(&by, why, [change]).await.map_err(with_causes)?;
-            let is_former =
-                |entry: &FleetEntry| entry.target.kind() == FleetKind::FormerRules && entry.target.name() == name;
-            let instead = match fleet.entries().into_iter().find(is_former) {
-                Some(former) => format!("instead of those that {} pushed in revision {}", former.by, former.revision),
-                None => "instead of those of their own files".to_owned(),
+            let is_before =
+                |entry: &FleetEntry| matches!(entry.target.kind(), FleetKind::FormerRules | FleetKind::UndoneRules);
+            let before = fleet.entries().into_iter().find(|entry| of_name(entry) && is_before(entry));
+            let instead = match (same, before) {
+                (Some(same), _) => format!("which are those that {} pushed in revision {}", same.by, same.revision),
+                (None, Some(before)) => {
+                    format!("instead of those that {} pushed in revision {}", before.by, before.revision)
+                }
+                (None, None) => "instead of those of their own files".to_owned(),
             };
-            let said = "take these rules within two seconds";
-            Ok(format!("revision {revision}: {users} whose rules are named `{name}` {said}, {instead}"))
+            Ok(format!("revision {revision}: {users}, {instead}{unless}"))
         },
         output,
     )
@@ -146,6 +156,36 @@ pub(crate) fn rollback(options: &RollbackOptions, output: &mut Output) -> Result
         },
         output,
     )
+}
+
+/// Says how many processes take rules that are pushed under a name, and when.
+///
+/// # Errors
+/// Returns an error if processes report to the store, and none of them has rules of this name.
+async fn users(fleet: &Fleet, name: &str) -> Result<String, Failure> {
+    let unread = |error| Failure::setup(format_args!("nothing was changed: {}", text_with_causes(&error)));
+    let FleetProcesses { count, rules, may_miss_processes, .. } = fleet.processes().await.map_err(unread)?;
+    let named = format!("whose rules are named `{name}`");
+    let take = "these rules within two seconds";
+    let least = if may_miss_processes { "at least " } else { "" };
+    match rules.get(name) {
+        Some(1) => Ok(format!("{least}1 process {named} takes {take}")),
+        Some(users) => Ok(format!("{least}{users} processes {named} take {take}")),
+        None if may_miss_processes => Ok(format!(
+            "no process {named} reports to this store, which has no room for the reports of all: any take {take}"
+        )),
+        None if count == 0 => {
+            Ok(format!("no process reports to this store now: those {named} take these rules when they start"))
+        }
+        None => {
+            let known: Vec<String> = rules.keys().map(|name| format!("`{name}`")).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            Err(Failure::setup(format_args!(
+                "nothing was changed: of the {count} processes that report to this store, none has rules named \
+                 `{name}`. Use --name with a name that they have: {known}"
+            )))
+        }
+    }
 }
 
 /// Observes nothing: errors are returned.

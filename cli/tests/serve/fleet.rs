@@ -172,8 +172,8 @@ fn push_and_rollback_say_which_rules_they_replace() {
         run(&folder, &["push", "rules.yaml", "--redis", &url, "--by", by, "--seen", seen])
     };
     let (code, said) = push("alice", 7, "0");
-    let words =
-        "servers whose rules are named `rules` take these rules within two seconds, instead of those of their own";
+    let words = "no process reports to this store now: those whose rules are named `rules` take these rules when they \
+                 start, instead of those of their own files";
     assert!(code == Some(0) && said.contains(words), "{said}");
     // The second operator learns of the first.
     let (code, said) = push("bob", 8, "0");
@@ -224,6 +224,33 @@ fn push_and_rollback_say_which_rules_they_replace() {
     assert_eq!(set(&server, &own).status, 200);
     let nothing = set(&server, &own);
     assert!(nothing.status == 409 && nothing.body.contains("nothing to end"), "{nothing:?}");
+    let ended = over_http(7);
+    assert!(ended.status == 409 && ended.body.contains("the rules that alice put in force in revision 6"), "{ended:?}");
+}
+
+#[test]
+fn push_says_how_many_servers_take_the_rules() {
+    let redis = redis_server::Server::start();
+    let (url, folder) = (redis.url(), Folder::new());
+    folder.write("rules.yaml", RULES);
+    let servers = [0, 1].map(|_| serve(&["--redis", &*url, "--deadline", "20s"]));
+    servers.iter().for_each(wait_until_ready);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let fleet = runtime.block_on(async {
+        let limiter = RedisLimiter::builder().deadline(LONG).connect(&url).await.unwrap();
+        Fleet::beside(&limiter).await.unwrap()
+    });
+    wait_until(|| runtime.block_on(fleet.processes()).is_ok_and(|processes| processes.count == 2));
+    let push = |more: &[&str]| run(&folder, &[&["push", "rules.yaml", "--redis", &url, "--by", "bob"], more].concat());
+    let (code, said) = push(&["--name", "rule"]);
+    assert_eq!(code, Some(2), "{said}");
+    let reason =
+        "error: nothing was changed: of the 2 processes that report to this store, none has rules named `rule`";
+    assert!(said.starts_with(reason) && said.contains("a name that they have: `rules`"), "{said}");
+    assert_eq!(settings(&servers[0])["revision"], 0);
+    let (code, said) = push(&[]);
+    let words = "revision 1: 2 processes whose rules are named `rules` take these rules within two seconds";
+    assert!(code == Some(0) && said.starts_with(words), "{said}");
 }
 
 #[test]
@@ -255,7 +282,7 @@ fn pushed_rules_that_a_server_cannot_use_are_logged() {
     let registered = RULES.replace("2 per day", "3 at once").replace("client-ip", "customer");
     folder.write("rules.yaml", &registered);
     let (code, said) = run(&folder, &["push", "rules.yaml", "--redis", &url, "--by", "mallory"]);
-    assert!(code == Some(0) && said.contains("but not `serve`"), "{said}");
+    assert!(code == Some(0) && said.contains("`serve` cannot use them"), "{said}");
     folder.write("other.yaml", RULES);
     let (code, said) = run(&folder, &["push", "other.yaml", "--redis", &url, "--by", "bob"]);
     assert_eq!(code, Some(0), "{said}");
