@@ -230,6 +230,12 @@ impl FleetChange {
         Self { target, value: value.map(Into::into), lasting: None, seen: None }
     }
 
+    /// Returns whether the change sets a value, rather than ends an entry.
+    #[cfg(feature = "status")]
+    pub(crate) fn sets_value(&self) -> bool {
+        self.value.is_some()
+    }
+
     /// Returns what is changed.
     #[must_use]
     pub fn target(&self) -> &FleetTarget {

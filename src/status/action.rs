@@ -40,6 +40,7 @@ pub struct OperatorAction {
     pub(super) operator: Box<str>,
     pub(super) done: Done,
     pub(super) error: Option<Box<str>>,
+    pub(super) warning: Option<Box<str>>,
 }
 
 /// The action on a key.
@@ -173,6 +174,12 @@ impl OperatorAction {
         self.error.as_deref()
     }
 
+    /// Returns why the action may have no effect although it was done: the key of the setting may be mistyped.
+    #[must_use]
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref().filter(|_| self.error.is_none())
+    }
+
     /// Returns the action as a JSON object. Later versions may add fields.
     ///
     /// | field | value |
@@ -184,6 +191,7 @@ impl OperatorAction {
     /// | `switch`, `mode` | what was switched; `null` for others |
     /// | `setting`, `value` | what was set or ended for all processes; `null` for others |
     /// | `error` | `null` if it was done |
+    /// | `warning` | why it may have no effect although it was done; otherwise `null` |
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = String::new();
@@ -203,6 +211,7 @@ impl OperatorAction {
         object.text_or_null("setting", self.setting().map(|(setting, _)| setting));
         object.text_or_null("value", self.setting().and_then(|(_, value)| value));
         object.text_or_null("error", self.error());
+        object.text_or_null("warning", self.warning());
         object.end();
         json
     }
@@ -230,7 +239,11 @@ impl fmt::Display for OperatorAction {
     /// Prints one line, without control characters, such as
     /// `2025-01-01T00:00:00Z alice: reset client of public for key 0a1b2c3d: done`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let result = self.error.as_ref().map_or_else(|| "done".to_owned(), |error| format!("failed: {error}"));
+        let result = match (self.error(), self.warning()) {
+            (Some(error), _) => format!("failed: {error}"),
+            (None, Some(warning)) => format!("done, with a warning: {warning}"),
+            (None, None) => "done".to_owned(),
+        };
         let line = format!("{} {}: {}: {result}", Utc(self.at), self.operator, self.done);
         f.write_str(&line.replace(char::is_control, "\u{fffd}"))
     }

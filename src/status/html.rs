@@ -72,6 +72,9 @@ fn write(html: &mut String, view: &PageView, refresh: bool) -> fmt::Result {
     if let Some(wrong) = &view.wrong {
         write!(html, "<pre class=\"bad\"><b>Not done.</b>\n{}</pre>", HtmlText(wrong))?;
     }
+    if let Some(warning) = &view.warning {
+        write!(html, "<pre class=\"bad\"><b>Done, with a warning.</b>\n{}</pre>", HtmlText(warning))?;
+    }
     if let Some((form, explained)) = &view.explained {
         match (&form.fingerprint, &form.name) {
             (Some(key), Some(name)) => write!(html, "<h2>key {} ({})</h2>", HtmlText(key), HtmlText(name))?,

@@ -201,7 +201,8 @@ impl Operators {
     /// Begins an action. The action is reported when it has ended, even if it is cut off.
     pub(super) fn begin<'a>(&'a self, stats: &'a Stats, operator: &str, done: Done) -> Underway<'a> {
         let error = "the action was cut off, and may have taken effect: look at the page again".into();
-        let action = OperatorAction { at: stats.now(), operator: operator.into(), done, error: Some(error) };
+        let (at, operator) = (stats.now(), operator.into());
+        let action = OperatorAction { at, operator, done, error: Some(error), warning: None };
         Underway { operators: self, stats, action }
     }
 }
@@ -214,6 +215,12 @@ pub(super) struct Underway<'a> {
 }
 
 impl Underway<'_> {
+    /// Notes why the action may have no effect although it is done.
+    #[cfg(feature = "fleet")]
+    pub(super) fn warn(&mut self, warning: Option<String>) {
+        self.action.warning = warning.map(Into::into);
+    }
+
     /// Ends the action, and reports it.
     pub(super) fn end(mut self, result: Result<(), String>) -> OperatorAction {
         self.action.error = result.err().map(Into::into);

@@ -19,12 +19,14 @@ use super::action::{Act, Done, OWN, OperatorAction};
 use super::operators::Operators;
 #[cfg(feature = "fleet")]
 use super::processes::{ProcessesView, ReportSource};
+#[cfg(feature = "fleet")]
+use super::request::KeyForm;
 use super::request::{
     ExplainForm, ExtensionField, FORM_MAX, FormAction, Wrong, refuse_other_names, refuse_other_sites,
     refuse_unlisted_names, wants_json, wants_page, wrong,
 };
 #[cfg(feature = "fleet")]
-use super::settings;
+use super::settings::{self, SettingRequest};
 use super::source::{ErasedLayer, LayerSource};
 use super::target::{Held, LayerKeys, ListedKey};
 use super::view::{ExplainedLayer, PageView};
@@ -75,6 +77,7 @@ use crate::stats::Stats;
 /// | `unblock`, `reset`, `own.NAME` | the `token` of a layer that was explained; `policy`, as often as needed, or none for all of them | `actions` |
 /// | `switch` | `name`, and the `mode`: `enforce`, `degrade` or `shadow` | `actions` |
 /// | `set` | `setting`, such as `mode login`; `subject`, the key or network if the kind has one; `value`; `why`; and, as needed, `lasting`, such as `1 hour`, and `seen`, the revision that was seen | `actions` |
+/// | `set`, for an explained key | the `token`, one `policy`, and as `value` the key's own quota in all processes: `0 per minute` denies the key; `why`, `lasting` and `seen` as above | `actions` |
 /// | `end`, `rollback` | `setting` and `subject`, and `why` | `actions` |
 ///
 /// `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …` explains in JSON. A layer
@@ -93,7 +96,8 @@ use crate::stats::Stats;
 ///
 /// `set`, `end` and `rollback` make and end the settings of a [fleet](Self::fleet), like
 /// [`Fleet::change`](crate::fleet::Fleet::change). Instead of `setting` and `subject`, a form can send `entry`, the
-/// name of an entry that the page lists.
+/// name of an entry that the page lists. A fingerprint as `subject` is refused. If nothing is counted for a typed key,
+/// the action has a [warning](crate::observe::OperatorAction::warning).
 ///
 /// Each of the `actions` has the form of [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The
 /// status is 503 if an action failed. Other answers say what is wrong with the request. A browser gets the error on the
@@ -265,6 +269,30 @@ impl StatusPage {
         let (source, stats) = (Arc::clone(&content.report), content.stats.clone());
         fleet.report_by(move |fleet| source.report(&stats, fleet));
         self
+    }
+
+    /// Looks whether the key of a change is mistyped, as the page does when an operator types a key. The returned
+    /// warning says that nothing is counted for the key now, and that the page does not list the key. A key without
+    /// usage may still be right, so the change can be made all the same.
+    ///
+    /// For an override or a plan, the limiters of the page's [layers](Self::layer) are asked about the policy with the
+    /// name of the change. For an entry of an access list, they are asked about all policies. A limiter with a store
+    /// answers for all processes. The answer is `None` if the change has no key or ends an entry, if there is already
+    /// an entry for the key, if a limiter fails, or if no layer has such a policy.
+    ///
+    /// # Errors
+    /// Returns an error if the key is the text of a [fingerprint](crate::observe::TopKey::fingerprint) that the page
+    /// lists.
+    #[cfg(feature = "fleet")]
+    pub async fn check_key(
+        &self,
+        change: &crate::fleet::FleetChange,
+    ) -> Result<Option<String>, crate::fleet::FleetError> {
+        let PageContent { fleet, stats, sources, .. } = &*self.0;
+        match fleet {
+            Some(fleet) => settings::check_key(fleet, stats, sources, change).await,
+            None => Ok(None),
+        }
     }
 
     /// Sets the name of this process among the processes of a [fleet](Self::fleet). The default is the name of the host
@@ -574,12 +602,7 @@ impl PageContent {
                     Vec::new()
                 };
                 let narrow = |target: &mut LayerKeys| target.narrow(&act, &own, &policies);
-                let explained = match explained {
-                    Some(form) if !operators.knows(&token) => self.explain_again(&form).await?,
-                    _ => Vec::new(),
-                };
-                let (secret, now) = (self.shared_secret(), self.stats.now());
-                let target = operators.take(secret, &operator, &token, explained, narrow, now)?;
+                let target = self.take(operators, &operator, &token, explained.as_ref(), narrow).await?;
                 let mut actions = Vec::with_capacity(target.held.len());
                 for held in &target.held {
                     let done = Done::OnKey {
@@ -600,7 +623,17 @@ impl PageContent {
                 let Some(fleet) = &self.fleet else {
                     return Err(wrong("this page changes no settings for all processes: see `StatusPage::fleet`"));
                 };
-                let (action, failed) = settings::act(fleet, operators, &self.stats, &operator, &form).await?;
+                let request = SettingRequest::read(&form)?;
+                let change = match &form.key {
+                    Some(KeyForm { token, policy, explained }) => {
+                        let narrow = |target: &mut LayerKeys| target.narrow_to(policy);
+                        let target = self.take(operators, &operator, token, explained.as_ref(), narrow).await?;
+                        request.change_of_key(&target)?
+                    }
+                    None => request.change_of_form(fleet)?,
+                };
+                let made = request.make(change, fleet, operators, &self.stats, &self.sources, &operator).await;
+                let (action, failed) = made;
                 if failed.is_some() && wants_page(&parts.headers) {
                     let mut view = self.view(parts).await;
                     view.wrong = Some(action.to_string());
@@ -619,6 +652,22 @@ impl PageContent {
                 Ok(self.answer_actions(parts, is_json, &[underway.end(Ok(()))], StatusCode::OK).await)
             }
         }
+    }
+
+    /// Takes the keys that an operator explained with this token. The token is used up unless this fails.
+    async fn take(
+        &self,
+        operators: &Operators,
+        operator: &str,
+        token: &str,
+        explained: Option<&ExplainForm>,
+        narrow: impl FnOnce(&mut LayerKeys) -> Result<(), Wrong>,
+    ) -> Result<LayerKeys, Wrong> {
+        let explained = match explained {
+            Some(form) if !operators.knows(token) => self.explain_again(form).await?,
+            _ => Vec::new(),
+        };
+        operators.take(self.shared_secret(), operator, token, explained, narrow, self.stats.now())
     }
 
     /// Returns what each layer would do with a request.
@@ -685,9 +734,16 @@ impl PageContent {
             let is_held = |own: &&OwnAction| target.held.iter().any(|held| held.policy.name() == own.policy);
             let own = self.own.iter().filter(|_| acting.is_some()).filter(is_held);
             let own = own.map(|own| (own.name.clone(), own.policy.clone())).collect();
+            #[cfg(feature = "fleet")]
+            let overridable = match (&view.fleet, &acting) {
+                (Some(fleet), Some(_)) => fleet.overridable(&target),
+                _ => Vec::new(),
+            };
+            #[cfg(not(feature = "fleet"))]
+            let overridable = Vec::new();
             let secret = self.shared_secret();
             let token = acting.map(|(operators, operator)| operators.offer(secret, operator, target, now));
-            ExplainedLayer { title, explanation, states, token, own, recent }
+            ExplainedLayer { title, explanation, states, token, own, overridable, recent }
         });
         let layers = layers.collect();
         view.explained = Some((form, Ok(layers)));
@@ -709,6 +765,11 @@ impl PageContent {
         };
         match (is_json, wants_page(&parts.headers), status) {
             (true, ..) => response(status, "application/json", json::actions(actions)),
+            (_, true, StatusCode::OK) if actions.iter().any(|action| action.warning().is_some()) => {
+                let mut view = self.view(parts).await;
+                view.warning = Some(lines(&mut actions.iter()));
+                self.page(parts, status, false, &view)
+            }
             (_, true, StatusCode::OK) => {
                 // With this status the browser loads the page again without sending the form again.
                 let mut response = plain(StatusCode::SEE_OTHER, String::new());

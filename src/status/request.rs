@@ -160,6 +160,19 @@ pub(super) struct SettingForm {
     pub(super) why: String,
     /// The revision of the settings that the operator saw.
     pub(super) seen: String,
+    /// The explained key, if the form has it instead of a setting and a subject.
+    pub(super) key: Option<KeyForm>,
+}
+
+/// The fields of a form that name a key that was explained.
+#[cfg(feature = "fleet")]
+#[derive(Debug)]
+pub(super) struct KeyForm {
+    pub(super) token: String,
+    /// The policy under which the key is meant.
+    pub(super) policy: String,
+    /// The request or key that was explained, for a process that did not explain it.
+    pub(super) explained: Option<ExplainForm>,
 }
 
 /// A described request, and the form that describes it.
@@ -247,6 +260,11 @@ impl FormAction {
                 lasting: field("lasting"),
                 why: field("why"),
                 seen: field("seen"),
+                key: (!field("token").trim().is_empty()).then(|| KeyForm {
+                    token: field("token").trim().to_owned(),
+                    policy: field("policy"),
+                    explained: Some(ExplainForm::of(&fields)).filter(|form| !form.is_empty()),
+                }),
             })),
             other => {
                 let act = match (other, other.strip_prefix(OWN)) {

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::StatusCode;
 
@@ -11,11 +13,15 @@ use super::operators::{Operators, number_of};
 #[cfg(feature = "rules")]
 use super::pushed_rules::PushedChanges;
 use super::request::{SettingForm, Wrong, wrong};
+use super::source::ErasedLayer;
+use super::target::{KeyState, LayerKeys, ListedKey};
 use super::text::HtmlText;
 use crate::base::keyed_hash::KeyedHash;
 use crate::base::time::{Timestamp, Utc};
 use crate::error::WithSources;
 use crate::fleet::{Fleet, FleetAction, FleetChange, FleetEntry, FleetError, FleetErrorKind, FleetKind, FleetTarget};
+use crate::key::Key;
+use crate::quota::Quota;
 use crate::quota::parse::read_length;
 use crate::stats::{Stats, cut};
 
@@ -40,6 +46,16 @@ pub(super) struct FleetView {
     pub(super) actions: Vec<FleetRow>,
     /// The settings that operators can make here.
     settable: BTreeSet<(FleetKind, Box<str>)>,
+}
+
+/// The fields of a form, read.
+pub(super) struct SettingRequest<'a> {
+    form: &'a SettingForm,
+    why: &'a str,
+    lasting: Option<Duration>,
+    seen: Option<u64>,
+    /// The quota of an explained key, if the form names one.
+    quota: Option<Quota>,
 }
 
 /// An entry or an action. A key is shown by its fingerprint and name, as elsewhere on the page,
@@ -100,6 +116,18 @@ impl FleetView {
             settable: fleet.settable(),
         }
     }
+
+    /// Returns the names of the policies under which operators can give these keys quotas of their own.
+    pub(super) fn overridable(&self, target: &LayerKeys) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for name in target.held.iter().map(|held| held.policy.name()) {
+            let can = self.settable.iter().any(|(kind, own)| *kind == FleetKind::Override && **own == *name);
+            if can && !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+        }
+        names
+    }
 }
 
 fn shown_value(target: &FleetTarget, value: &str) -> String {
@@ -118,52 +146,146 @@ fn entry_id(secret: Option<u128>, target: &FleetTarget) -> String {
     format!("{:016x}", number_of(KeyedHash::new(secret.to_be_bytes()).hash_parts(parts)))
 }
 
-/// Changes a setting as a form describes. Returns the action, and the status for the answer if the
-/// action failed.
-pub(super) async fn act(
-    fleet: &Fleet,
-    operators: &Operators,
-    stats: &Stats,
-    operator: &str,
-    form: &SettingForm,
-) -> Result<(OperatorAction, Option<StatusCode>), Wrong> {
-    let why = form.why.trim();
-    if why.is_empty() {
-        return Err(wrong("say why: `why` is kept with the setting, for those who ask later"));
-    }
-    let mut change = change(fleet, form)?;
-    if !form.lasting.trim().is_empty() {
-        let lasting = read_length(form.lasting.trim());
-        let message = "`lasting` is a time of up to 366 days: write it like `1 hour` or `30 min`";
-        change = change.lasting(lasting.ok_or_else(|| wrong(message))?);
-    }
-    let seen = match form.seen.trim() {
-        "" => None,
-        seen => Some(seen.parse().map_err(|_| wrong("`seen` is a revision"))?),
-    };
-    if let Some(revision) = seen {
-        change = change.seen(revision);
-    }
-    let target = change.target();
-    let (kind, name) = (target.kind(), target.name().to_owned());
-    let subject = shown_subject(target, stats);
-    let setting = [kind.as_str(), &name, &subject].join(" ").trim_end().into();
-    let value = (form.action == ActionKind::Set).then(|| form.value.trim().into());
-    let underway = operators.begin(stats, operator, Done::ForAll { kind: form.action, setting, value });
-    let done = match form.action {
-        ActionKind::Rollback if kind == FleetKind::Rules => {
-            fleet.rollback(operator, why, &name, seen).await.map(|done| done.revision)
+impl<'a> SettingRequest<'a> {
+    /// Reads the fields of a form, except those that name the setting.
+    pub(super) fn read(form: &'a SettingForm) -> Result<Self, Wrong> {
+        let why = form.why.trim();
+        if why.is_empty() {
+            return Err(wrong("say why: `why` is kept with the setting, for those who ask later"));
         }
-        ActionKind::Rollback => Err(FleetError::new(FleetErrorKind::Invalid, "only rules are rolled back")),
-        _ => fleet.change(operator, why, [change]).await,
-    };
-    let failed = done.as_ref().err().map(|error| match error.kind() {
-        FleetErrorKind::Invalid => StatusCode::BAD_REQUEST,
-        FleetErrorKind::Conflict => StatusCode::CONFLICT,
-        FleetErrorKind::Full => StatusCode::INSUFFICIENT_STORAGE,
-        _ => StatusCode::SERVICE_UNAVAILABLE,
-    });
-    Ok((underway.end(done.map(drop).map_err(|error| WithSources(&error).to_string())), failed))
+        let lasting = match form.lasting.trim() {
+            "" => None,
+            lasting => {
+                let message = "`lasting` is a time of up to 366 days: write it like `1 hour` or `30 min`";
+                Some(read_length(lasting).ok_or_else(|| wrong(message))?)
+            }
+        };
+        let seen = match form.seen.trim() {
+            "" => None,
+            seen => Some(seen.parse().map_err(|_| wrong("`seen` is a revision"))?),
+        };
+        let quota = match (&form.key, form.action) {
+            (None, _) => None,
+            (Some(_), ActionKind::Set) => {
+                let quota = form.value.trim().parse::<Quota>();
+                Some(quota.map_err(|error| wrong(&format!("the quota cannot be read: {}", WithSources(&error))))?)
+            }
+            (Some(_), _) => return Err(wrong("a `token` is for `set`: name the entry that should end by `entry`")),
+        };
+        Ok(Self { form, why, lasting, seen, quota })
+    }
+
+    /// Returns the change that gives an explained key a quota of its own.
+    pub(super) fn change_of_key(&self, target: &LayerKeys) -> Result<FleetChange, Wrong> {
+        let (Some(held), Some(quota)) = (target.held.first(), self.quota) else {
+            return Err(wrong("no key was explained"));
+        };
+        let change = FleetChange::override_quota(held.policy.name(), Key::clone(&held.key), quota);
+        change.map(|change| self.timed(change)).map_err(|error| wrong(&WithSources(&error).to_string()))
+    }
+
+    /// Returns the change of the setting or the entry that the form names.
+    pub(super) fn change_of_form(&self, fleet: &Fleet) -> Result<FleetChange, Wrong> {
+        change(fleet, self.form).map(|change| self.timed(change))
+    }
+
+    fn timed(&self, change: FleetChange) -> FleetChange {
+        let change = self.lasting.map_or(change.clone(), |lasting| change.lasting(lasting));
+        self.seen.map_or(change.clone(), |revision| change.seen(revision))
+    }
+
+    /// Makes the change. Returns the action, and the status for the answer if the action failed.
+    pub(super) async fn make(
+        &self,
+        change: FleetChange,
+        fleet: &Fleet,
+        operators: &Operators,
+        stats: &Stats,
+        sources: &[(String, Arc<dyn ErasedLayer>)],
+        operator: &str,
+    ) -> (OperatorAction, Option<StatusCode>) {
+        let Self { form, why, seen, .. } = *self;
+        let target = change.target();
+        let (kind, name) = (target.kind(), target.name().to_owned());
+        let subject = shown_subject(target, stats);
+        let setting = [kind.as_str(), &name, &subject].join(" ").trim_end().into();
+        let value = (form.action == ActionKind::Set).then(|| form.value.trim().into());
+        let mut underway = operators.begin(stats, operator, Done::ForAll { kind: form.action, setting, value });
+        let is_typed = form.key.is_none() && form.entry.trim().is_empty();
+        let done = match form.action {
+            ActionKind::Rollback if kind == FleetKind::Rules => {
+                fleet.rollback(operator, why, &name, seen).await.map(|done| done.revision)
+            }
+            ActionKind::Rollback => Err(FleetError::new(FleetErrorKind::Invalid, "only rules are rolled back")),
+            _ if is_typed => match check_key(fleet, stats, sources, &change).await {
+                Ok(warning) => {
+                    underway.warn(warning);
+                    fleet.change(operator, why, [change]).await
+                }
+                Err(error) => Err(error),
+            },
+            _ => fleet.change(operator, why, [change]).await,
+        };
+        let failed = done.as_ref().err().map(|error| match error.kind() {
+            FleetErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            FleetErrorKind::Conflict => StatusCode::CONFLICT,
+            FleetErrorKind::Full => StatusCode::INSUFFICIENT_STORAGE,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        });
+        (underway.end(done.map(drop).map_err(|error| WithSources(&error).to_string())), failed)
+    }
+}
+
+/// Looks whether the key of a change is mistyped; see [`StatusPage::check_key`](super::StatusPage::check_key).
+pub(super) async fn check_key(
+    fleet: &Fleet,
+    stats: &Stats,
+    sources: &[(String, Arc<dyn ErasedLayer>)],
+    change: &FleetChange,
+) -> Result<Option<String>, FleetError> {
+    let target = change.target();
+    let Some(key) = target.key().filter(|_| change.sets_value()) else { return Ok(None) };
+    let snapshot = stats.snapshot();
+    if ListedKey::is_listed(&snapshot, &stats.shown(&key).0) {
+        return Ok(None);
+    }
+    // The page writes `key` before a fingerprint.
+    let text = key.display().to_string();
+    let text = text.trim_matches('"').trim_start_matches("key ");
+    if ListedKey::is_listed(&snapshot, text) {
+        let message = format!(
+            "`{text}` is the fingerprint of a key, and not the key: click the key on the page to set its quota, or send \
+             the key itself"
+        );
+        return Err(FleetError::new(FleetErrorKind::Invalid, message));
+    }
+    let policy = Some(target.name()).filter(|_| target.kind() != FleetKind::Key);
+    let mut looked = false;
+    for (_, source) in sources {
+        let states = LayerKeys::of_typed(source, &key, policy, stats).look().await;
+        let is_used = |state: &KeyState| state.decision.remaining() < state.decision.limit();
+        if states.failure.is_some() || states.states.iter().any(is_used) {
+            return Ok(None);
+        }
+        looked |= !states.states.is_empty();
+    }
+    if !looked || fleet.entries().iter().any(|entry| entry.target == *target) {
+        return Ok(None);
+    }
+    let under = policy.map_or_else(String::new, |policy| format!(" under `{policy}`"));
+    let mut warning = format!(
+        "nothing is counted for this key{under} now, and this page does not list the key. If the key is mistyped, this \
+         setting has no effect"
+    );
+    if text.len() == 8 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        warning += ". A fingerprint is not a key: use the page of the process that lists it";
+    }
+    // No text of a warning has the key, because logs have the warning.
+    let is_of_one = |address: IpAddr| matches!(address, IpAddr::V6(address) if address.to_bits() as u64 != 0);
+    if policy.is_some() && key.address().is_some_and(is_of_one) {
+        warning += ". The clients of a /64 usually share one key: the address with 64 zero bits at its end";
+    }
+    Ok(Some(warning))
 }
 
 /// Returns the change that a form describes.
@@ -272,7 +394,8 @@ fn change_of(html: &mut String, revision: u64, row: &FleetRow, can_roll_back: bo
 
 /// Writes the form that makes a setting.
 fn set(html: &mut String, fleet: &FleetView, form: Option<&SettingForm>) -> fmt::Result {
-    let sent = |field: fn(&SettingForm) -> &str| form.filter(|form| form.entry.is_empty()).map_or("", field);
+    let form = form.filter(|form| form.entry.is_empty() && form.key.is_none());
+    let sent = |field: fn(&SettingForm) -> &str| form.map_or("", field);
     write!(
         html,
         "<form class=\"explain\" method=\"post\"><input type=\"hidden\" name=\"action\" value=\"set\">\

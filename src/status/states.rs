@@ -70,12 +70,8 @@ fn states(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt:
         return Ok(());
     }
     if let Some(token) = &layer.token {
-        write!(html, "<form method=\"post\"><input type=\"hidden\" name=\"token\" value=\"{token}\">")?;
-        // Another process may get the form, and then needs these fields to explain the request again.
-        for (name, value) in form.fields() {
-            let (name, value) = (HtmlText(&name), HtmlText(value));
-            write!(html, "<input type=\"hidden\" name=\"{name}\" value=\"{value}\">")?;
-        }
+        html.push_str("<form method=\"post\">");
+        offered(html, form, token)?;
     }
     html.push_str(
         "<table><thead><tr><th>policy</th><th>key</th><th>left now</th><th>lets a request pass</th></tr></thead><tbody>",
@@ -101,6 +97,38 @@ fn states(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt:
             )?;
         }
         html.push_str("</form>");
+    }
+    own_quota(html, form, layer)
+}
+
+/// Writes the folded form that gives the keys of a layer quotas of their own in all processes, or denies the keys.
+fn own_quota(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt::Result {
+    let Some(token) = layer.token.as_deref().filter(|_| !layer.overridable.is_empty()) else { return Ok(()) };
+    html.push_str(
+        "<details><summary>Deny the key, or change its quota</summary><form class=\"explain\" method=\"post\">",
+    );
+    offered(html, form, token)?;
+    html.push_str("<label class=\"wide\">under<select name=\"policy\">");
+    for name in &layer.overridable {
+        write!(html, "<option value=\"{0}\">{0}</option>", HtmlText(name))?;
+    }
+    html.push_str(
+        "</select></label>\
+         <label class=\"wide\">quota; 0 per minute denies<input name=\"value\" required value=\"0 per minute\"></label>\
+         <label class=\"wide\">for how long<input name=\"lasting\" placeholder=\"until it is ended\" value=\"1 hour\"></label>\
+         <label class=\"wide\">why<input name=\"why\" required></label>\
+         <div class=\"wide\"><button name=\"action\" value=\"set\">Set for all processes</button></div></form></details>",
+    );
+    Ok(())
+}
+
+/// Writes the hidden fields of a form that acts on explained keys.
+fn offered(html: &mut String, form: &ExplainForm, token: &str) -> fmt::Result {
+    write!(html, "<input type=\"hidden\" name=\"token\" value=\"{token}\">")?;
+    // Another process may get the form, and then needs these fields to explain the request again.
+    for (name, value) in form.fields() {
+        let (name, value) = (HtmlText(&name), HtmlText(value));
+        write!(html, "<input type=\"hidden\" name=\"{name}\" value=\"{value}\">")?;
     }
     Ok(())
 }
@@ -183,7 +211,16 @@ fn table_of_done(html: &mut String, view: &PageView, actions: &[OperatorAction])
         )?;
         match action.error() {
             Some(error) => write!(html, "<td data-of=\"result\" class=\"bad\">failed: {}</td></tr>", HtmlText(error))?,
-            None => html.push_str("<td data-of=\"result\">done</td></tr>"),
+            None => match action.warning() {
+                Some(warning) => {
+                    write!(
+                        html,
+                        "<td data-of=\"result\">done<div class=\"bad\">{}</div></td></tr>",
+                        HtmlText(warning)
+                    )?;
+                }
+                None => html.push_str("<td data-of=\"result\">done</td></tr>"),
+            },
         }
     }
     html.push_str("</tbody></table>");

@@ -63,9 +63,12 @@ pub(super) struct KeyState {
     pub(super) decision: ChargeDecision,
 }
 
+/// An entry of the lists of keys: the fingerprint, the stored key with its full fingerprint, and the policy.
+type ListEntry<'a> = (String, Option<(u64, &'a Arc<Key>)>, Option<&'a str>);
+
 impl ListedKey {
-    /// Finds a listed key by its fingerprint.
-    pub(super) fn find(stats: &StatsSnapshot, fingerprint: &str) -> Result<Self, Wrong> {
+    /// Iterates over the keys that the page lists.
+    fn all(stats: &StatsSnapshot) -> impl Iterator<Item = ListEntry<'_>> {
         let used = stats.policies().iter().flat_map(|policy| policy.most_used());
         let top = stats.most_limited().iter().chain(stats.most_held()).chain(used);
         let top = top.map(|key| (key.fingerprint(), key.kept(), Some(key.policy())));
@@ -73,8 +76,19 @@ impl ListedKey {
             let policy = refusal.status().map(|status| status.policy().name());
             (refusal.fingerprint().unwrap_or_default(), refusal.kept(), policy)
         });
+        top.chain(recent)
+    }
+
+    /// Returns whether the page lists a key with this fingerprint.
+    #[cfg(feature = "fleet")]
+    pub(super) fn is_listed(stats: &StatsSnapshot, fingerprint: &str) -> bool {
+        Self::all(stats).any(|(listed, ..)| listed == fingerprint)
+    }
+
+    /// Finds a listed key by its fingerprint.
+    pub(super) fn find(stats: &StatsSnapshot, fingerprint: &str) -> Result<Self, Wrong> {
         let mut found: Option<(u64, Self)> = None;
-        for (_, kept, policy) in top.chain(recent).filter(|(own, ..)| own == fingerprint) {
+        for (_, kept, policy) in Self::all(stats).filter(|(own, ..)| own == fingerprint) {
             let Some((whole, key)) = kept else { continue };
             let (known, listed) =
                 found.get_or_insert_with(|| (whole, Self { key: Arc::clone(key), policies: HashSet::new() }));
@@ -145,6 +159,16 @@ impl LayerKeys {
         target
     }
 
+    /// Collects the policies of a layer under which a typed key may have a state: those with this name, or all of them.
+    #[cfg(feature = "fleet")]
+    pub(super) fn of_typed(source: &Arc<dyn ErasedLayer>, key: &Key, policy: Option<&str>, stats: &Stats) -> Self {
+        let mut target = Self::new("", source);
+        let policies = source.rules().into_iter().flat_map(|(policies, _)| policies);
+        let policies = policies.filter(|own| policy.is_none_or(|policy| own.name() == policy));
+        target.hold(&Arc::new(key.clone()), stats, policies.collect());
+        target
+    }
+
     fn hold(&mut self, key: &Arc<Key>, stats: &Stats, policies: Vec<Policy>) {
         let (fingerprint, shown) = (stats.fingerprint(key), ShownKey::of(stats, key));
         for policy in policies {
@@ -201,6 +225,20 @@ impl LayerKeys {
             let counts_apart = *act == Act::Reset && is_concurrent(&held.policy);
             is_meant(held) && seen.insert((held.fingerprint, held.policy.name().to_owned(), counts_apart))
         });
+        Ok(())
+    }
+
+    /// Keeps only the key under the policy with this name. If an error is returned, nothing was removed.
+    #[cfg(feature = "fleet")]
+    pub(super) fn narrow_to(&mut self, policy: &str) -> Result<(), Wrong> {
+        let Some(held) = self.held.iter().find(|held| held.policy.name() == policy).cloned() else {
+            let known: Vec<String> = self.names().iter().map(|name| format!("`{name}`")).collect();
+            return Err(wrong(&format!(
+                "no policy `{policy}` was explained: send one as `policy`: {}",
+                known.join(", ")
+            )));
+        };
+        self.held = vec![held];
         Ok(())
     }
 

@@ -52,6 +52,8 @@ pub(super) struct PageView {
     pub(super) done: Option<Vec<OperatorAction>>,
     /// The reason why an action was not done.
     pub(super) wrong: Option<String>,
+    /// Why an action that was done may have no effect.
+    pub(super) warning: Option<String>,
 }
 
 /// The explanation of each layer, or the error in the description.
@@ -67,6 +69,8 @@ pub(super) struct ExplainedLayer {
     pub(super) token: Option<String>,
     /// The program's own actions on the keys: the name of each action and its policy.
     pub(super) own: Vec<(String, String)>,
+    /// The names of the policies under which operators can give the keys quotas of their own in all processes.
+    pub(super) overridable: Vec<String>,
     /// The indices of the recent refusals of these keys under these policies.
     pub(super) recent: Vec<usize>,
 }
@@ -194,6 +198,7 @@ impl PageView {
             operator: None,
             done: None,
             wrong: None,
+            warning: None,
         }
     }
 

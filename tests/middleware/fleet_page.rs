@@ -262,3 +262,163 @@ async fn token_holds_in_another_process_once() {
     let third = format!("action=reset&token={}&{described}", token(0).await);
     assert_eq!(stranger.post(0, "alice", &third).await.0, StatusCode::CONFLICT);
 }
+
+#[tokio::test]
+async fn page_offers_a_rollback_only_after_a_push() {
+    let world = World::new().await;
+    let text = |limit: u64| format!("rules: [{{name: login, quota: {limit} per hour, key: peer-ip}}]");
+    let _rules = Rules::builder().fleet(&world.fleet, "rules").read_text(text(5)).unwrap();
+    let push = async |limit| {
+        world.fleet.change("bob", "", [FleetChange::rules("rules", text(limit))]).await.unwrap();
+    };
+    let offers = async || world.send(0, "alice", "text/html", None).await.1.contains("value=\"rollback\"");
+    let rollback = "action=rollback&setting=rules+rules&why=worse";
+    push(3).await;
+    push(4).await;
+    assert!(offers().await);
+    assert_eq!(world.post(0, "alice", rollback).await.0, StatusCode::OK);
+    let (_, page) = world.send(0, "alice", "text/html", None).await;
+    assert!(!page.contains("value=\"rollback\"") && page.contains("undone-rules"), "{page}");
+    assert!(page.contains("1 change of the rules that bob pushed in revision 2"), "{page}");
+    let (status, refused) = world.post(0, "alice", rollback).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    let error = refused["actions"][0]["error"].as_str().unwrap();
+    assert!(error.contains("the rules that bob put in force in revision 2 were rolled back or ended"), "{error}");
+    push(6).await;
+    assert!(offers().await);
+}
+
+/// Makes both pages those of a process with rules of a file, which are keyed by a header.
+fn with_rules(world: &mut World) -> RateLimitLayer<MemoryLimiter> {
+    let text = "rules: [{name: customer, quota: 3 per hour, key: header x-api-key}, \
+                {name: pair, quota: [9 per hour, 99 per day], key: header x-api-key}]";
+    let rules = Rules::builder().fleet(&world.fleet, "rules").read_text(text).unwrap();
+    let stats = Stats::builder().count_use(true).build();
+    let layer = rules.layer(MemoryLimiter::new()).unwrap().observer(stats.clone());
+    let audit = Arc::clone(&world.audit);
+    let page = StatusPage::new(stats).layer("rules", &layer).fleet(&world.fleet);
+    let page = page.operators(who, move |action| audit.lock().unwrap().push(action.clone()));
+    world.pages = [page.clone(), page];
+    layer
+}
+
+/// Asks a layer about a request with a key.
+async fn admits(layer: &RateLimitLayer<MemoryLimiter>, key: &str) -> bool {
+    let (head, ()) = Request::get("/").header("x-api-key", key).body(()).unwrap().into_parts();
+    layer.admit(&head).await.map(tower_ratelimit::middleware::Admission::keep).is_ok()
+}
+
+#[tokio::test]
+async fn fingerprint_is_not_taken_for_a_key() {
+    let mut world = World::new().await;
+    let layer = with_rules(&mut world);
+    while admits(&layer, "acme").await {}
+    let shown: Value = serde_json::from_str(&world.send(0, "alice", "application/json", None).await.1).unwrap();
+    let fingerprint = shown["most_limited"][0]["fingerprint"].as_str().unwrap().to_owned();
+    let set = |subject: &str| format!("action=set&setting=override+customer&subject={subject}&value=9+per+hour&why=a");
+    for typed in [fingerprint.clone(), format!("key+{fingerprint}")] {
+        let (status, answer) = world.post(0, "alice", &set(&typed)).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+        let error = answer["actions"][0]["error"].as_str().unwrap();
+        assert!(error.contains("is the fingerprint of a key") && error.contains("click the key"), "{error}");
+    }
+    assert!(world.fleet.entries().is_empty());
+    // What was typed is there again.
+    let (_, page) = world.send(0, "alice", "text/html", Some(&set(&fingerprint))).await;
+    assert!(page.contains("<b>Not done.</b>") && page.contains(&format!("value=\"{fingerprint}\"")), "{page}");
+    // A text of this form may be a key that the page does not list.
+    assert_eq!(world.post(0, "alice", &set("00000000")).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn setting_for_a_key_that_nobody_used_has_a_warning() {
+    let mut world = World::new().await;
+    let layer = with_rules(&mut world);
+    assert!(admits(&layer, "acme").await);
+    let set = |subject: &str, value: &str| {
+        format!("action=set&setting=override+customer&subject={subject}&value={value}+per+hour&why=a+sale")
+    };
+    let warning = async |subject: &str, value: &str| {
+        let (status, answer) = world.post(0, "alice", &set(subject, value)).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        answer["actions"][0]["warning"].as_str().map(str::to_owned)
+    };
+    assert_eq!(warning("acme", "9").await, None);
+    let said = warning("acmee", "9").await.unwrap();
+    assert!(said.starts_with("nothing is counted for this key under `customer` now"), "{said}");
+    assert_eq!(warning("acmee", "8").await, None, "the operator knows it");
+    let said = warning("00000000", "9").await.unwrap();
+    assert!(said.contains("A fingerprint is not a key"), "{said}");
+    let said = warning("2001:db8::7:1", "9").await.unwrap();
+    assert!(said.contains("The clients of a /64 usually share one key") && !said.contains("2001"), "{said}");
+    assert!(world.audited().iter().any(|line| line.contains("done, with a warning: nothing is counted")));
+    // A browser gets the warning at once, because the next page may be that of another process.
+    let (status, page) = world.send(0, "alice", "text/html", Some(&set("acne", "9"))).await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(page.contains("<b>Done, with a warning.</b>"), "{page}");
+    assert_eq!(page.matches("nothing is counted for this key").count(), 5, "also in the list of actions: {page}");
+    let ended = "action=end&setting=override+customer&subject=acne&why=over";
+    assert!(world.post(0, "alice", ended).await.1["actions"][0]["warning"].is_null());
+}
+
+#[tokio::test]
+async fn key_is_denied_on_its_page_for_a_time() {
+    let mut world = World::new().await;
+    let layer = with_rules(&mut world);
+    assert!(admits(&layer, "acme").await);
+    let explain = "action=explain&uri=%2F&headers=x-api-key%3A+acme";
+    let (_, page) = world.send(0, "alice", "text/html", Some(explain)).await;
+    for part in [
+        "Deny the key, or change its quota",
+        "<option value=\"customer\">customer</option>",
+        "name=\"value\" required value=\"0 per minute\"",
+        "name=\"lasting\" placeholder=\"until it is ended\" value=\"1 hour\"",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(!page.contains("<option value=\"pair\">"), "its quotas cannot be overridden: {page}");
+    let (_, page) = world.send(0, "", "text/html", Some(explain)).await;
+    assert!(!page.contains("Deny the key"), "{page}");
+    let token = async || world.post(0, "alice", explain).await.1[0]["token"].as_str().unwrap().to_owned();
+    let deny = "policy=customer&value=0+per+minute&lasting=1+hour&why=guesses";
+    // A mistake does not use up the token.
+    let first = token().await;
+    for (fields, said) in [
+        (format!("action=set&token={first}&policy=customer&value=0+per+minute"), "say why"),
+        (format!("action=set&token={first}&policy=customer&value=zero&why=a"), "the quota cannot be read"),
+        (
+            format!("action=set&token={first}&policy=client&value=0+per+minute&why=a"),
+            "no policy `client` was explained",
+        ),
+        (format!("action=end&token={first}&policy=customer&why=a"), "a `token` is for `set`"),
+    ] {
+        let (status, answer) = world.post(0, "alice", &fields).await;
+        assert!(status == StatusCode::BAD_REQUEST && answer.to_string().contains(said), "{fields}: {answer}");
+    }
+    let fields = format!("action=set&token={first}&{deny}");
+    assert_eq!(world.post(0, "bob", &fields).await.0, StatusCode::CONFLICT, "it is the token of another operator");
+    let (status, done) = world.post(0, "alice", &fields).await;
+    assert_eq!((status, &done["actions"][0]["warning"]), (StatusCode::OK, &Value::Null), "{done}");
+    assert!(!admits(&layer, "acme").await && admits(&layer, "other").await);
+    let entry = world.fleet.entries().remove(0);
+    assert_eq!((entry.target.subject().as_deref(), &*entry.by, &*entry.why), (Some("acme"), "alice", "guesses"));
+    assert!(entry.until.is_some());
+    let audited = world.audited();
+    assert!(audited.last().unwrap().starts_with("alice: set override customer "), "{audited:?}");
+    assert!(!audited.concat().contains("acme"), "the log has the fingerprint: {audited:?}");
+    assert_eq!(world.post(0, "alice", &fields).await.0, StatusCode::CONFLICT, "once");
+    // So it is on the page of a listed key, which is stored at its second refusal.
+    for key in ["other", "acme"].repeat(6) {
+        let _ = admits(&layer, key).await;
+    }
+    let shown: Value = serde_json::from_str(&world.send(0, "alice", "application/json", None).await.1).unwrap();
+    let listed = shown["most_limited"].as_array().unwrap().iter().map(|key| key["fingerprint"].as_str().unwrap());
+    for fingerprint in listed {
+        let explain = format!("action=explain&fingerprint={fingerprint}");
+        let (_, explained) = world.post(0, "alice", &explain).await;
+        let token = explained[0]["token"].as_str();
+        let fields = format!("action=set&token={}&{deny}", token.unwrap_or_else(|| panic!("{explained}")));
+        assert_eq!(world.post(0, "alice", &fields).await.0, StatusCode::OK);
+    }
+    assert_eq!(world.fleet.entries().len(), 2);
+}

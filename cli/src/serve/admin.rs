@@ -109,7 +109,7 @@ async fn set(server: &Arc<Server>, operator: Option<&Operator>, request: Request
         let asked = audit::of_change(&server.stats, &fields);
         let answer = match head.uri.path() {
             "/v1/rollback" => fleet::rollback(&fleet, &operator, fields).await,
-            _ => fleet::change(&fleet, &operator, fields).await,
+            _ => fleet::change(&fleet, &server.page, &operator, fields).await,
         };
         log(&server, &operator, "set something in all processes", answer.is_ok(), &[("request", &asked)]);
         answer

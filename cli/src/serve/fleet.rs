@@ -11,6 +11,7 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 use tower_ratelimit::fleet::{Fleet, FleetChange, FleetEntry, FleetError, FleetErrorKind, FleetKind};
+use tower_ratelimit::observe::StatusPage;
 
 use super::api::{Wrong, text_of, wrong};
 use super::failure::text_with_causes;
@@ -52,8 +53,13 @@ impl Fields {
     }
 }
 
-/// Sets or ends something in all processes. Returns the revision.
-pub(crate) async fn change(fleet: &Fleet, operator: &Operator, fields: Map<String, Value>) -> Result<Value, Wrong> {
+/// Sets or ends something in all processes. Returns the revision, and a warning if the key seems to be mistyped.
+pub(crate) async fn change(
+    fleet: &Fleet,
+    page: &StatusPage,
+    operator: &Operator,
+    fields: Map<String, Value>,
+) -> Result<Value, Wrong> {
     let fields = Fields::read(fields)?;
     let (Some(kind), Some(name), Some(why)) = (fields.kind, fields.name, fields.why) else {
         return Err(wrong("send `kind`, `name` and `why`; `value` sets it, and without it the entry ends"));
@@ -67,7 +73,12 @@ pub(crate) async fn change(fleet: &Fleet, operator: &Operator, fields: Map<Strin
     if let Some(revision) = fields.seen {
         change = change.seen(revision);
     }
-    made(fleet.change(&operator.0, &why, [change]).await)
+    let warning = page.check_key(&change).await.map_err(failed)?;
+    let revision = fleet.change(&operator.0, &why, [change]).await.map_err(failed)?;
+    Ok(match warning {
+        Some(warning) => json!({ "revision": revision, "warning": warning }),
+        None => json!({ "revision": revision }),
+    })
 }
 
 /// Puts the rules from before the last push in force in all processes. Returns the revision, and the origin of these
@@ -83,10 +94,6 @@ pub(crate) async fn rollback(fleet: &Fleet, operator: &Operator, fields: Map<Str
         }
         _ => Err(wrong("send `name`, that of the rules, and `why`; `seen` is a revision")),
     }
-}
-
-fn made(revision: Result<u64, FleetError>) -> Result<Value, Wrong> {
-    revision.map(|revision| json!({ "revision": revision })).map_err(failed)
 }
 
 /// Returns the status of an error, and its text with the causes.

@@ -401,6 +401,17 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
         line["file"].is_null() && line["message"] == "1 rules, which operators have pushed, are in force",
         "{line}"
     );
+    // A key that nobody used may be mistyped, and a fingerprint is no key.
+    let raise_of = |subject: &str| json!({"kind": "override", "name": "client", "subject": subject, "value": "9 per day", "why": "a sale"});
+    let _ = check(&server, "192.0.2.7");
+    let unused = set(&server, &raise_of("192.0.2.8"));
+    assert!(unused.json()["warning"].as_str().unwrap().starts_with("nothing is counted for this key"), "{unused:?}");
+    let used = set(&server, &raise_of("192.0.2.7"));
+    assert!(used.status == 200 && used.json()["warning"].is_null(), "{used:?}");
+    let listed = get(server.admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
+    let fingerprint = listed["policies"][0]["most_used"][0]["fingerprint"].as_str().unwrap();
+    let refused = set(&server, &raise_of(fingerprint));
+    assert!(refused.status == 400 && refused.body.contains("is the fingerprint of a key"), "{refused:?}");
     // The log has the fingerprint of a key, as the page has, whether the change is made or not.
     let raise = |value: &str| json!({"kind": "override", "name": "client", "subject": "ent-SECRET", "value": value, "why": "a sale"});
     assert_eq!(["9 per day", "nine per day"].map(|value| set(&server, &raise(value)).status), [200, 400]);
