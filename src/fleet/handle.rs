@@ -16,6 +16,7 @@ use super::change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetRollba
 use super::document::{FleetAuthor, FleetDocument, rollback};
 use super::error::{FleetError, FleetErrorKind};
 use super::file::FileText;
+use super::in_force::FleetInForce;
 #[cfg(feature = "status")]
 use super::reports::{self, FleetProcesses, FleetReports, ReportedFleet, Reporter};
 #[cfg(feature = "rules")]
@@ -141,25 +142,6 @@ impl KnownFleet {
         })?;
         Ok(Self::new(document, text))
     }
-}
-
-/// The revision of the operators' settings that is in force in this process. Two processes have the same
-/// settings if their [`hash`](Self::hash) is equal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct FleetInForce {
-    /// The number of the revision: how often any process has changed the settings.
-    pub revision: u64,
-    /// A 48-bit hash of the settings' text. A metric can hold 48 bits exactly.
-    pub hash: u64,
-    /// The calendar time at which the revision came into force in this process.
-    pub since: Timestamp,
-    /// When the store last answered. `None` if the store has never answered; then no setting is in
-    /// force.
-    pub read_at: Option<Timestamp>,
-    /// Why the last reading failed, or `None` if it succeeded. After a failure the settings in
-    /// force stay.
-    pub error: Option<Arc<str>>,
 }
 
 impl Fleet {

@@ -1,7 +1,8 @@
 //! The settings of operators, as JSON.
 
 use super::change::{FleetAction, FleetEntry, FleetTarget};
-use super::handle::{Fleet, FleetInForce};
+use super::handle::Fleet;
+use super::in_force::FleetInForce;
 use crate::base::json::Object;
 use crate::base::time::{Timestamp, Utc};
 

@@ -50,6 +50,7 @@ mod document;
 mod error;
 mod file;
 mod handle;
+mod in_force;
 mod json;
 #[cfg(feature = "status")]
 mod reports;
@@ -58,7 +59,8 @@ mod words;
 
 pub use change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetRollback, FleetTarget};
 pub use error::{FleetError, FleetErrorKind};
-pub use handle::{Fleet, FleetInForce};
+pub use handle::Fleet;
+pub use in_force::FleetInForce;
 #[cfg(feature = "status")]
 pub use reports::FleetProcesses;
 #[cfg(feature = "status")]
