@@ -92,6 +92,17 @@ struct FleetState {
 }
 
 impl FleetState {
+    fn in_force(&self) -> FleetInForce {
+        let KnownFleet { document, hash, .. } = &self.in_force;
+        FleetInForce {
+            revision: document.revision,
+            hash: *hash,
+            since: self.in_force_since,
+            read_at: self.read_at,
+            error: self.error.clone(),
+        }
+    }
+
     fn in_force_event(&self) -> FleetEvent {
         FleetEvent::in_force(self.in_force.document.revision, self.in_force.hash, self.in_force_since)
     }
@@ -545,15 +556,7 @@ impl Fleet {
     /// Returns which revision is in force, since when, and whether the store answers.
     #[must_use]
     pub fn in_force(&self) -> FleetInForce {
-        let state = lock(&self.0.state);
-        let KnownFleet { document, hash, .. } = &state.in_force;
-        FleetInForce {
-            revision: document.revision,
-            hash: *hash,
-            since: state.in_force_since,
-            read_at: state.read_at,
-            error: state.error.clone(),
-        }
+        lock(&self.0.state).in_force()
     }
 
     /// Returns the entries that are in force now.
@@ -682,13 +685,13 @@ impl Inner {
     /// Writes the report of this process if the report is due and the store answers.
     #[cfg(feature = "status")]
     async fn report(&self) {
-        let (reporter, revision, hash, tables) = {
+        let (reporter, in_force, tables) = {
             let state = lock(&self.state);
             let reporter = state.reporter.clone().filter(|reporter| state.error.is_none() && reporter.is_due());
             let Some(reporter) = reporter else { return };
-            (reporter, state.in_force.document.revision, state.in_force.hash, state.tables.clone())
+            (reporter, state.in_force(), state.tables.clone())
         };
-        let fleet = ReportedFleet { revision, hash, rules: names_of_rules(&tables) };
+        let fleet = ReportedFleet { in_force, rules: names_of_rules(&tables) };
         let _ = self.call(reporter.write(&*self.text, fleet)).await; // the former one ends by itself
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::in_force::FleetInForce;
 use super::words::{push_word, read_text};
 use crate::base::random;
 use crate::base::sync::{Mutex, lock};
@@ -24,17 +25,16 @@ const RULES: &str = "rules";
 
 /// The facts of the fleet that a report states.
 pub(crate) struct ReportedFleet {
-    /// The revision of the operators' settings in force, and the hash of these settings.
-    pub(crate) revision: u64,
-    pub(crate) hash: u64,
+    /// The operators' settings in force.
+    pub(crate) in_force: FleetInForce,
     /// The names of the rules that follow the fleet in this process.
     pub(super) rules: Vec<Box<str>>,
 }
 
 impl ReportedFleet {
     #[cfg(test)]
-    pub(crate) fn of(revision: u64, hash: u64, rules: &[&str]) -> Self {
-        Self { revision, hash, rules: rules.iter().map(|name| (*name).into()).collect() }
+    pub(crate) fn of(in_force: FleetInForce, rules: &[&str]) -> Self {
+        Self { in_force, rules: rules.iter().map(|name| (*name).into()).collect() }
     }
 
     /// Returns the lines that name the rules of the process.
@@ -149,11 +149,14 @@ impl FleetReports {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::time::Timestamp;
 
     #[test]
     fn processes_are_counted_by_the_names_of_their_rules() {
         let report = |names: &[&str]| -> (Arc<str>, bool) {
-            let fleet = ReportedFleet::of(1, 2, names);
+            let since = Timestamp::from_micros(3);
+            let in_force = FleetInForce { revision: 1, hash: 2, since, read_at: None, error: None };
+            let fleet = ReportedFleet::of(in_force, names);
             (format!("process a 1 2 3 4 5 6\n{}", fleet.lines_of_rules().collect::<String>()).into(), false)
         };
         let reports = vec![report(&["rules", "a b%", "rules"]), report(&["rules"]), report(&[])];

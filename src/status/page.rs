@@ -256,9 +256,10 @@ impl StatusPage {
     /// on the page, and their tokens are valid in all processes.
     ///
     /// If the fleet has a store, this process reports its counts every five seconds. With a store, the page shows up to
-    /// 64 processes by name, and sums over these processes. If all 64 places are taken, or if a report cannot be read,
-    /// the page says so. A report has at most 8 kB. A process without a report for 12 seconds is shown as silent, and
-    /// its last report disappears after 20 seconds.
+    /// 64 processes by name, and sums over these processes. For each process the page shows the hash of its rules and
+    /// the hash of its settings, and since when they are in force. If all 64 places are taken, or if a report cannot be
+    /// read, the page says so. A report has at most 8 kB. A process without a report for 12 seconds is shown as silent,
+    /// and its last report disappears after 20 seconds.
     ///
     /// For rules of a file that operators pushed, the page lists what they change.
     #[cfg(feature = "fleet")]

@@ -8,17 +8,19 @@ use std::time::Duration;
 use super::sums::Sums;
 use super::text::{About, Count, HtmlText, hash};
 use crate::base::json::Object;
-use crate::base::time::Timestamp;
+use crate::base::time::{Timestamp, Utc};
 use crate::clock::{CalendarClock, Clock};
 use crate::fleet::{Fleet, FleetReports, ReportedFleet, push_number, push_word, read_text, words};
 use crate::limiter::{REPORT_MAX, REPORTS_MAX};
 use crate::outcome::OutcomeKind;
 #[cfg(feature = "rules")]
 use crate::rules::Rules;
+use crate::rules_in_force::RulesInForce;
 use crate::stats::Stats;
 
 /// The words with which the lines of a report begin.
 const PROCESS: &str = "process";
+const SINCE: &str = "since";
 const POLICY: &str = "policy";
 
 /// The maximum length of a process's name, in bytes.
@@ -51,9 +53,14 @@ pub(super) struct ProcessReport {
     refused: u64,
     /// The hash of the rules in force, or 0 if there is no file of rules.
     rules: u64,
+    /// When these rules came into force by the calendar of the process. `None` if the process has no rules, or if its
+    /// version does not report the time.
+    rules_since: Option<Timestamp>,
     /// The revision of the operators' settings, and in `settings` the hash of these settings.
     revision: u64,
     settings: u64,
+    /// As `rules_since`, for the operators' settings.
+    settings_since: Option<Timestamp>,
     policies: Vec<PolicyReport>,
     is_own: bool,
 }
@@ -84,16 +91,17 @@ impl ReportSource {
         })
     }
 
-    fn rules_hash(&self) -> u64 {
+    fn rules(&self) -> Option<RulesInForce> {
         #[cfg(feature = "rules")]
-        return self.rules.get().map_or(0, |rules| rules.in_force().hash);
+        return self.rules.get().map(Rules::in_force);
         #[cfg(not(feature = "rules"))]
-        0
+        None
     }
 
     /// Writes the report of this process. Policies with the most requests in the last hour come first, as many as fit.
     pub(super) fn report(&self, stats: &Stats, fleet: &ReportedFleet) -> String {
-        let snapshot = stats.snapshot();
+        let settings = &fleet.in_force;
+        let (snapshot, rules) = (stats.snapshot(), self.rules());
         let count = |is_counted: fn(&OutcomeKind) -> bool| {
             let kinds = OutcomeKind::ALL.iter().filter(|kind| is_counted(kind));
             kinds.fold(0_u64, |sum, kind| sum.saturating_add(snapshot.requests(*kind)))
@@ -104,11 +112,15 @@ impl ReportSource {
             CalendarClock.now().as_micros(),
             count(|_| true),
             count(|kind| !kind.passed()),
-            self.rules_hash(),
-            fleet.revision,
-            fleet.hash,
+            rules.map_or(0, |rules| rules.hash),
+            settings.revision,
+            settings.hash,
         ];
         numbers.into_iter().for_each(|number| push_number(&mut text, number));
+        text.push('\n');
+        text.push_str(SINCE);
+        let since = [rules.map_or(0, |rules| rules.loaded_at.as_micros()), settings.since.as_micros()];
+        since.into_iter().for_each(|at| push_number(&mut text, at));
         text.push('\n');
         let spans = snapshot
             .policies()
@@ -148,9 +160,25 @@ impl ProcessReport {
             let sums = |allowed, near, over, refused| Sums { allowed, near, over, refused };
             Some(PolicyReport { name: read_text(name)?, spans: [sums(a, b, c, d), sums(e, f, g, h)] })
         };
+        let since = lines.clone().find(|(kind, _)| *kind == SINCE);
+        let since: Option<[u64; 2]> = since.and_then(|(_, line)| read_numbers(words(line)?));
+        let [rules_since, settings_since] =
+            since.unwrap_or_default().map(|at| Some(Timestamp::from_micros(at)).filter(|_| at > 0));
         let policies = lines.filter(|(kind, _)| *kind == POLICY).filter_map(|(_, line)| policy(line)).collect();
         let (name, at) = (read_text(name)?, Timestamp::from_micros(at));
-        Some(Self { name, at, requests, refused, rules, revision, settings, policies, is_own })
+        Some(Self {
+            name,
+            at,
+            requests,
+            refused,
+            rules,
+            rules_since,
+            revision,
+            settings,
+            settings_since,
+            policies,
+            is_own,
+        })
     }
 }
 
@@ -242,15 +270,18 @@ impl ProcessesView {
             write!(
                 html,
                 "<tr><td><span class=\"name\">{}</span>{}</td><td class=\"num\" data-of=\"requests\">{}</td>\
-                 <td class=\"num\" data-of=\"refused\">{}</td><td data-of=\"rules\">{}</td>\
-                 <td data-of=\"settings\">revision {}<div class=\"quota\">{}</div></td><td data-of=\"reported\">{} ago{}</td></tr>",
+                 <td class=\"num\" data-of=\"refused\">{}</td><td data-of=\"rules\">{}{}</td>\
+                 <td data-of=\"settings\">revision {}<div class=\"quota\">{}</div>{}</td>\
+                 <td data-of=\"reported\">{} ago{}</td></tr>",
                 HtmlText(&process.name),
                 if process.is_own { "<div class=\"quota\">this one</div>" } else { "" },
                 Count(process.requests),
                 Count(process.refused),
                 if process.rules == 0 { "–".to_owned() } else { hash(process.rules) },
+                since_html(process.rules, process.rules_since),
                 process.revision,
                 hash(process.settings),
+                since_html(process.revision, process.settings_since),
                 About(since),
                 if is_silent { SILENT } else { "" }
             )?;
@@ -306,13 +337,29 @@ impl ProcessesView {
             object.plain("requests", process.requests);
             object.plain("refused", process.refused);
             object.text_or_null("rules", Some(hash(process.rules)).filter(|_| process.rules > 0).as_deref());
+            push_time(&mut object, "rules_since", process.rules_since);
             object.plain("revision", process.revision);
             object.text("settings", &hash(process.settings));
+            push_time(&mut object, "settings_since", process.settings_since);
             object.list("policies", &process.policies, |json, of| policy(json, &of.name, &of.spans));
             object.end();
         });
         object.end();
     }
+}
+
+/// Returns a line of HTML about the time since which a version is in force. The line is empty if there is no version,
+/// which is 0 then.
+fn since_html(version: u64, since: Option<Timestamp>) -> String {
+    match since {
+        _ if version == 0 => String::new(),
+        Some(since) => format!("<div class=\"quota\">since {}</div>", Utc(since)),
+        None => "<div class=\"quota\">since an unknown time</div>".to_owned(),
+    }
+}
+
+fn push_time(object: &mut Object<'_>, name: &str, at: Option<Timestamp>) {
+    object.text_or_null(name, at.map(|at| Utc(at).to_string()).as_deref());
 }
 
 fn policy(json: &mut String, name: &str, spans: &[Sums; 2]) {
@@ -329,10 +376,15 @@ fn policy(json: &mut String, name: &str, spans: &[Sums; 2]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::FleetInForce;
     use crate::key::Key;
     use crate::outcome::Observer;
     use crate::policy::Policy;
     use crate::quota::Quota;
+
+    fn settings(revision: u64, hash: u64, since: u64) -> FleetInForce {
+        FleetInForce { revision, hash, since: Timestamp::from_micros(since), read_at: None, error: None }
+    }
 
     #[test]
     fn report_is_read_as_it_was_written() {
@@ -340,9 +392,10 @@ mod tests {
         source.name.set("web 3 %\n<b>".to_owned()).unwrap();
         let policy = Policy::new("a b", Quota::per_hour(5)).unwrap();
         (0..3).for_each(|n| assert!(stats.on_allowed(&policy, &Key::of(n).unwrap(), 1, false)));
-        let text = source.report(&stats, &ReportedFleet::of(7, 0xabc, &["rules", "a b"]));
+        let text = source.report(&stats, &ReportedFleet::of(settings(7, 0xabc, 1_500_000), &["rules", "a b"]));
         let read = ProcessReport::read(&text, false).unwrap();
         assert_eq!((&*read.name, read.revision, read.settings), ("web 3 %\n<b>", 7, 0xabc));
+        assert_eq!((read.rules_since, read.settings_since), (None, Some(Timestamp::from_micros(1_500_000))));
         for other in ["", "process", "process a 1 2", "other a 1 2 3 4 5 6", "process a 1 2 3 4 5 x"] {
             assert_eq!(ProcessReport::read(other, false), None, "{other}");
         }
@@ -352,6 +405,50 @@ mod tests {
         assert_eq!(later.policies.len(), read.policies.len() + 1);
     }
 
+    #[cfg(feature = "rules")]
+    #[test]
+    fn report_says_since_when_rules_and_settings_are_in_force() {
+        let source = ReportSource::default();
+        let rules = Rules::from_text("rules: [{name: a, quota: 5/s, key: peer-ip}]").unwrap();
+        let in_force = rules.in_force();
+        source.rules.set(rules).unwrap();
+        let text = source.report(&Stats::new(), &ReportedFleet::of(settings(7, 0xabc, 1_500_000), &[]));
+        let read = ProcessReport::read(&text, false).unwrap();
+        assert_eq!((read.rules, read.rules_since), (in_force.hash, Some(in_force.loaded_at)));
+        assert_eq!(read.settings_since, Some(Timestamp::from_micros(1_500_000)));
+        // Older versions read a first line of just these words, and skip the lines that they do not know.
+        let first: [&str; 8] = words(text.lines().next().unwrap()).unwrap();
+        assert_eq!((first[0], first[6], first[7]), (PROCESS, "7", "2748"));
+    }
+
+    #[test]
+    fn page_says_since_when_each_process_has_its_versions() {
+        let since = "since 1970-01-01T00:00:0";
+        for (text, in_json, in_html) in [
+            (
+                "process a 1 1 0 5 7 1\nsince 2000000 3000000\n",
+                [Some("1970-01-01T00:00:02Z"), Some("1970-01-01T00:00:03Z")],
+                vec![format!("{since}2Z"), format!("{since}3Z")],
+            ),
+            // An older version reports no times.
+            ("process a 1 1 0 5 7 1\n", [None, None], vec!["since an unknown time".to_owned(); 2]),
+            ("process a 1 1 0 5 7 1\nsince 1\n", [None, None], vec!["since an unknown time".to_owned(); 2]),
+            // A process without rules, for which operators have set nothing.
+            ("process a 1 1 0 0 0 1\nsince 0 0\n", [None, None], Vec::new()),
+        ] {
+            let view = ProcessesView::new(&[(text.into(), false)], 1, Timestamp::from_micros(1));
+            let (mut json, mut html) = (String::new(), String::new());
+            view.write_json(&mut json);
+            view.write_html(&mut html).unwrap();
+            let shown: serde_json::Value = serde_json::from_str(&json).unwrap();
+            let process = &shown["processes"][0];
+            assert_eq!(["rules_since", "settings_since"].map(|of| process[of].as_str()), in_json, "{json}");
+            let lines = html.split("<div class=\"quota\">").filter_map(|line| line.split_once("</div>"));
+            let lines: Vec<&str> = lines.map(|(line, _)| line).filter(|line| line.starts_with("since")).collect();
+            assert_eq!(lines, in_html, "{html}");
+        }
+    }
+
     #[test]
     fn report_of_many_policies_is_bounded() {
         let stats = Stats::new();
@@ -359,8 +456,9 @@ mod tests {
             let policy = Policy::new(format!("{n}-{}", "a".repeat(60)), Quota::per_hour(5)).unwrap();
             stats.on_allowed(&policy, &Key::of(n).unwrap(), 1, false);
         }
-        let text = ReportSource::default().report(&stats, &ReportedFleet::of(0, 0, &["rules"]));
-        assert!(text.len() <= REPORT_MAX && text.lines().nth(1) == Some("rules rules"), "{text}");
+        let fleet = ReportedFleet::of(settings(0, 0, 0), &["rules"]);
+        let text = ReportSource::default().report(&stats, &fleet);
+        assert!(text.len() <= REPORT_MAX && text.lines().any(|line| line == "rules rules"), "{text}");
     }
 
     #[test]

@@ -482,8 +482,18 @@ fn page_of_any_process_acts_for_all() {
             Some((first, second, page["all_processes"]["requests"].as_u64()?))
         };
         wait_until(|| sum_of(&page(at)).is_some_and(|(one, two, all)| one > 3 && two > 0 && one + two == all));
+        // It says of both since when they have their rules and settings, as each says of itself.
+        let since = || {
+            let shown = page(at);
+            let processes = shown["all_processes"]["processes"].as_array()?.clone().into_iter();
+            Some(processes.map(|of| [of["rules_since"].clone(), of["settings_since"].clone()]).collect::<Vec<_>>())
+        };
+        let own = |at: usize| [page(at)["rules"]["loaded_at"].clone(), page(at)["fleet"]["since"].clone()];
+        assert!(own(at).iter().all(Value::is_string), "{:?}", own(at));
+        wait_until(|| since().is_some_and(|since| since == [own(0), own(1)]));
         let html = get(servers[at].admin, "/limits", &[OPERATOR]).body;
         assert!(html.contains("All 2 processes") && html.contains("this one"), "{html}");
+        assert!(own(at).iter().all(|since| html.contains(&format!(">since {}<", since.as_str().unwrap()))), "{html}");
     }
 }
 
