@@ -46,14 +46,19 @@
 //! or if all processes that know the change end first. Each process ends entries according to its own calendar time.
 
 mod change;
+mod check_change;
 mod document;
 mod error;
 mod file;
 mod handle;
 mod in_force;
 mod json;
+mod make_change;
+mod put_in_force;
+mod read;
 #[cfg(feature = "status")]
 mod reports;
+mod state;
 mod tables;
 mod words;
 

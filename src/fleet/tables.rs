@@ -34,6 +34,9 @@ pub(super) enum FleetTable {
     Rules(Weak<dyn FollowFleet>),
 }
 
+/// A setting that the program got, with its name.
+pub(super) type NamedTable = (Box<str>, FleetTable);
+
 /// Rules of a file that follow the operators' settings.
 #[cfg(feature = "rules")]
 pub(crate) trait FollowFleet: Send + Sync {
