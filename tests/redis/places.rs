@@ -22,8 +22,12 @@ use crate::support::redis_cluster::Cluster;
 use crate::support::redis_sentinel::Sentinel;
 use crate::support::redis_server::Server;
 
-/// The shortest time after which places lapse.
-const LAPSE: Duration = Duration::from_secs(3);
+/// The time after which places lapse. A process renews its places after a third of this time, so it keeps them even if it
+/// stands still for the other two thirds on a busy machine.
+const LAPSE: Duration = Duration::from_secs(9);
+
+/// The time after which places lapse in the table of costs.
+const TABLE_LAPSE: Duration = Duration::from_secs(30);
 
 fn quick() -> RedisLimiterBuilder {
     patient().max_denials(0).places_lapse_after(LAPSE)
@@ -265,7 +269,7 @@ async fn places_that_are_held_do_not_lapse_and_every_key_ends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_places_are_renewed_at_little_cost() {
     let is_long = std::env::var("PLACES_TABLE").is_ok();
-    let (number, lapse) = if is_long { (10_000, 10 * LAPSE) } else { (300, LAPSE) };
+    let (number, lapse) = if is_long { (10_000, TABLE_LAPSE) } else { (300, LAPSE) };
     for keys in [number, 1] {
         renew(keys, number / keys, lapse).await;
     }
@@ -293,7 +297,7 @@ async fn renew(number: u64, each: u64, lapse: Duration) {
     sleep(lapse + lapse / 3).await;
     let share = (used() - before) / began.elapsed().as_secs_f64();
     println!("{number} keys with {each} places, of {lapse:?}: {:.2} % of the server's time", 100.0 * share);
-    assert!(share <= 0.02 || lapse < 10 * LAPSE, "{share}");
+    assert!(share <= 0.02 || lapse < TABLE_LAPSE, "{share}");
     for key in &keys {
         let decision = limiter.peek(&[Charge::new(&policy, key).cost(0)]).await.unwrap();
         assert_eq!(decision.charges()[0].remaining(), 1, "{key:?} lapsed");

@@ -15,10 +15,10 @@ use crate::limiter::{Charge, Effect, Limiter, Place, Refund};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-/// The shortest time after which places lapse.
-const LAPSE: Duration = Duration::from_secs(3);
+/// The time after which places lapse. It is longer than a busy machine stops a process.
+const LAPSE: Duration = Duration::from_secs(30);
 
-fn quick() -> StoreLimiterBuilder {
+fn lasting() -> StoreLimiterBuilder {
     patient().max_denials(0).places_lapse_after(LAPSE)
 }
 
@@ -41,7 +41,7 @@ async fn eventually_free(limiter: &StoreLimiter<Lab>, policy: &Policy, name: &st
 #[tokio::test]
 async fn places_are_shared_by_processes_and_return_when_dropped() {
     let lab = Lab::default();
-    let [one, other] = [(); 2].map(|()| quick().build(lab.clone()).unwrap());
+    let [one, other] = [(); 2].map(|()| lasting().build(lab.clone()).unwrap());
     let policy = places(3);
     let mut held =
         vec![hold(&one, &policy, "a").await, hold(&other, &policy, "a").await, hold(&one, &policy, "a").await];
@@ -58,7 +58,7 @@ async fn places_are_shared_by_processes_and_return_when_dropped() {
 #[tokio::test]
 async fn places_and_rates_are_all_or_nothing() {
     let lab = Lab::default();
-    let limiter = quick().build(lab.clone()).unwrap();
+    let limiter = lasting().build(lab.clone()).unwrap();
     let (few, rate) = (places(1), hourly(3));
     let key = key("a");
     let both = [Charge::new(&few, &key), Charge::new(&rate, &key)];
@@ -73,10 +73,11 @@ async fn places_and_rates_are_all_or_nothing() {
     assert_eq!(left(&limiter, &few, "a").await, 1, "the denied set took no place");
 }
 
-#[tokio::test]
+/// Tokio's time is paused, so the process that ended renews nothing.
+#[tokio::test(start_paused = true)]
 async fn place_of_a_process_that_ended_is_free_after_its_lapse() {
     let (lab, clock) = (Lab::default(), ManualClock::new());
-    let process = || quick().clock(clock.clone()).build(lab.clone()).unwrap();
+    let process = || lasting().clock(clock.clone()).build(lab.clone()).unwrap();
     let (killed, other, policy) = (process(), process(), places(1));
     std::mem::forget(hold(&killed, &policy, "a").await);
     clock.advance(LAPSE - Duration::from_millis(1));
@@ -88,7 +89,7 @@ async fn place_of_a_process_that_ended_is_free_after_its_lapse() {
 #[tokio::test]
 async fn reset_frees_places_and_late_returns_free_nothing() {
     let lab = Lab::default();
-    let (limiter, policy) = (quick().build(lab).unwrap(), places(2));
+    let (limiter, policy) = (lasting().build(lab).unwrap(), places(2));
     let old = [hold(&limiter, &policy, "a").await, hold(&limiter, &policy, "a").await];
     limiter.reset(&policy, &key("a")).await.unwrap();
     let new = hold(&limiter, &policy, "a").await;
@@ -105,7 +106,7 @@ async fn reset_frees_places_and_late_returns_free_nothing() {
 async fn keys_that_were_reset_together_are_free_at_once() {
     for count in [1, 2, 3, 7] {
         let lab = Lab::default();
-        let [limiter, other] = [(); 2].map(|()| quick().build(lab.clone()).unwrap());
+        let [limiter, other] = [(); 2].map(|()| lasting().build(lab.clone()).unwrap());
         let policy = |at| Policy::new(format!("places-{at}"), Quota::concurrent(1)).unwrap();
         let (policies, key): (Vec<Policy>, _) = ((0..count).map(policy).collect(), key("a"));
         let charges: Vec<Charge<'_>> = policies.iter().map(|policy| Charge::new(policy, &key)).collect();
@@ -126,7 +127,7 @@ async fn keys_that_were_reset_together_are_free_at_once() {
 #[tokio::test]
 async fn charge_is_settled_although_its_key_was_reset() {
     let lab = Lab::default();
-    let [limiter, other] = [(); 2].map(|()| quick().build(lab.clone()).unwrap());
+    let [limiter, other] = [(); 2].map(|()| lasting().build(lab.clone()).unwrap());
     let (policy, rate, key) = (places(3), hourly(3), key("a"));
     let _held = hold(&limiter, &policy, "a").await;
     other.reset(&policy, &key).await.unwrap();
@@ -142,7 +143,7 @@ async fn charge_is_settled_although_its_key_was_reset() {
 #[tokio::test]
 async fn closed_limiter_returns_its_places() {
     let lab = Lab::default();
-    let [closed, other] = [(); 2].map(|()| quick().build(lab.clone()).unwrap());
+    let [closed, other] = [(); 2].map(|()| lasting().build(lab.clone()).unwrap());
     let policy = places(1);
     let place = hold(&closed, &policy, "a").await;
     assert!(place.is_some());
@@ -154,7 +155,7 @@ async fn closed_limiter_returns_its_places() {
 #[tokio::test]
 async fn place_of_another_process_is_waited_for_in_order() {
     let lab = Lab::default();
-    let [one, other] = [(); 2].map(|()| quick().build(lab.clone()).unwrap());
+    let [one, other] = [(); 2].map(|()| lasting().build(lab.clone()).unwrap());
     let policy = Policy::new("places", Quota::concurrent(1).max_wait(LONG).unwrap()).unwrap();
     let place = hold(&one, &policy, "a").await;
     let wait = |limiter: &StoreLimiter<Lab>| {
@@ -179,7 +180,7 @@ async fn place_of_another_process_is_waited_for_in_order() {
 #[tokio::test(start_paused = true)]
 async fn call_that_was_never_sent_leaves_no_doubt() {
     let lab = Lab::with(|lab| lab.trip = Duration::from_millis(20));
-    let (limiter, policy) = (quick().build(lab.clone()).unwrap(), places(3));
+    let (limiter, policy) = (lasting().build(lab.clone()).unwrap(), places(3));
     let [one, other] = ["one", "other"].map(|name| Policy::new(name, *hourly(100).quota()).unwrap());
     take(&limiter, &one, "warm").await;
     let asks = |policies: Vec<Policy>| {
@@ -214,7 +215,7 @@ async fn more_processes_than_rows_are_denied() {
     let policy = places(1_000);
     let mut held = Vec::new();
     for number in 0..crate::limiter::remote::HOLDERS_MAX + 1 {
-        let limiter = quick().build(lab.clone()).unwrap();
+        let limiter = lasting().build(lab.clone()).unwrap();
         let place = hold(&limiter, &policy, "a").await;
         assert_eq!(place.is_some(), number < crate::limiter::remote::HOLDERS_MAX, "{number}");
         held.push((limiter, place));
@@ -238,7 +239,7 @@ async fn lost_and_late_answers_lose_no_place() {
     let policy = places(LIMIT);
     let held = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let callers = (0..6_u64).map(|number| {
-        let (limiter, policy, held) = (quick().build(lab.clone()).unwrap(), policy.clone(), held.clone());
+        let (limiter, policy, held) = (lasting().build(lab.clone()).unwrap(), policy.clone(), held.clone());
         tokio::spawn(async move {
             for round in 0..200_u64 {
                 let Ok(Ok(place)) = Place::take(&limiter, &policy, &key("a"), 1).await else { continue };
@@ -271,7 +272,7 @@ proptest! {
         runtime.block_on(async {
             let lab = Lab::default();
             let policy = places(3);
-            let [one, other] = [(); 2].map(|()| quick().build(lab.clone()).unwrap());
+            let [one, other] = [(); 2].map(|()| lasting().build(lab.clone()).unwrap());
             let _held = (hold(&one, &policy, "a").await, hold(&other, &policy, "a").await);
             for value in lock(&lab.0.values).values_mut() {
                 let mut bytes = value.bytes.to_vec();
@@ -280,7 +281,7 @@ proptest! {
                 bytes.truncate(length - cut % length * usize::from(byte % 2 == 0));
                 value.bytes = bytes.into();
             }
-            let third = quick().build(lab.clone()).unwrap();
+            let third = lasting().build(lab.clone()).unwrap();
             let _ = Place::take(&third, &policy, &key("a"), 1).await;
             third.reset(&policy, &key("a")).await.unwrap();
             assert!(Place::take(&third, &policy, &key("a"), 1).await.unwrap().is_ok(), "a reset key has room");
