@@ -17,6 +17,18 @@
 //! the second thread sees the changes of the first thread. So either the request sees the free units, or the thread
 //! that freed them sees the request.
 //!
+//! A thread reads from a counter whether requests wait, and takes no lock for that. `Relaxed` suffices for the
+//! counters, because the state's lock orders their reads and writes:
+//!
+//! 1. A request raises its counter when it joins its line. It asks the limiter after that, and this call locks the
+//!    state even if the limiter denies the request.
+//! 2. A thread that returns units locks the state, writes the units, unlocks the state, and then reads the counter.
+//! 3. A lock is an `Acquire` and an unlock is a `Release`. If the request locks the state first, the thread therefore
+//!    reads the raised counter. If the thread locks the state first, the request finds the units.
+//!
+//! If the request only loaded the state, neither of the two might see the other. `src/limiter/memory/loom_tests.rs` has
+//! a model of the two threads.
+//!
 //! # Lines of many processes
 //!
 //! If a store counts the units of many processes, no request is woken when another process returns units. So the
@@ -34,7 +46,7 @@ use std::time::Duration;
 #[cfg(any(feature = "_redis", feature = "store"))]
 use tokio::sync::mpsc;
 
-use super::Charge;
+use super::{Charge, PairHash};
 use crate::base::random::mixed;
 use crate::base::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::base::time::Timestamp;
@@ -45,11 +57,7 @@ use crate::key::Key;
 use crate::policy::Policy;
 
 /// The number of counters over which the requests in line are spread.
-const BUCKETS: usize = 64;
-
-/// The factor that spreads the bits of a byte over a hash. If an attacker finds keys with equal hashes, the only
-/// cost is that charges of these keys lock the lines.
-const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
+const COUNTERS: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 256 };
 
 /// The requests that wait in line for units of [concurrency limits](crate::Quota::concurrent). A limiter that
 /// lets requests [wait](crate::Quota::max_wait) for such units has a `PlaceLines`, and returns it from
@@ -69,9 +77,10 @@ pub struct PlaceLines(Arc<SharedLines>);
 struct SharedLines {
     /// The number of requests that wait in all lines.
     waiting: AtomicU64,
-    /// The numbers of waiting requests, indexed by a hash of their line. A charge of a key without a line takes
-    /// no lock if the key's counter is 0.
-    buckets: [AtomicU64; BUCKETS],
+    /// The numbers of waiting requests, indexed by the hash of their line. If the counter of a key is 0, no request
+    /// waits for the key, and a charge of the key takes no lock.
+    counters: [AtomicU64; COUNTERS],
+    hash: PairHash,
     lines: Mutex<Lines>,
     /// How often the first requests ask again without being woken. `None` if the first requests only wait to be
     /// woken.
@@ -178,7 +187,14 @@ impl PlaceLines {
     /// Makes lines in which no request waits.
     #[must_use]
     pub fn new() -> Self {
-        Self::with(None)
+        // The seeds need not be secret. If a client finds keys with equal hashes, the only cost is that charges of
+        // these keys lock the lines.
+        Self::with(PairHash::new([0; 2]), None)
+    }
+
+    /// Makes lines for a limiter that knows the hash of each charge.
+    pub(crate) fn hashed_by(hash: PairHash) -> Self {
+        Self::with(hash, None)
     }
 
     /// Makes lines whose first requests ask again without being woken, because units also come free in other
@@ -186,25 +202,39 @@ impl PlaceLines {
     /// without units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn polling(clock: Arc<dyn Clock>, seed: u64, left: mpsc::Sender<LeftLine>) -> Self {
-        Self::with(Some(Polls { clock, seed, left }))
+        Self::with(PairHash::new([seed; 2]), Some(Polls { clock, seed, left }))
     }
 
-    fn with(polls: Option<Polls>) -> Self {
-        let buckets = std::array::from_fn(|_| AtomicU64::new(0));
-        Self(Arc::new(SharedLines { waiting: AtomicU64::new(0), buckets, lines: Mutex::new(Lines::default()), polls }))
+    fn with(hash: PairHash, polls: Option<Polls>) -> Self {
+        let counters = std::array::from_fn(|_| AtomicU64::new(0));
+        let lines = Mutex::new(Lines::default());
+        Self(Arc::new(SharedLines { waiting: AtomicU64::new(0), counters, hash, lines, polls }))
     }
 
-    /// Returns the counter of the requests that wait for a key. Other keys may share the counter.
-    fn bucket(&self, policy: u64, key: &Key) -> &AtomicU64 {
-        let hash = key.as_bytes().iter().fold(policy, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
-        let [first, ..] = &self.0.buckets;
-        self.0.buckets.get((hash >> 58) as usize).unwrap_or(first) // 6 bits
+    /// Returns the counter of the requests that wait for a key, by the first bits of the key's hash. Other keys may
+    /// share the counter.
+    #[inline(always)]
+    fn counter(&self, hash: u64) -> &AtomicU64 {
+        &self.0.counters[(hash >> 56) as usize % COUNTERS]
     }
 
-    /// Returns `true` if no request waits for a key. See [`is_empty`](Self::is_empty).
+    fn counter_of(&self, line: &PlaceLineKey) -> &AtomicU64 {
+        self.counter(self.0.hash.of(line.policy, &line.key))
+    }
+
+    /// Returns `true` if no request waits for a key with this hash. Only the first eight bits of the hash are compared.
+    /// The limiter has the hash of each charge, so a request that waits makes charges of other keys hardly slower
+    /// (`benches/instructions`).
+    #[inline(always)]
+    pub(crate) fn has_no_line(&self, hash: u64) -> bool {
+        // `Relaxed` suffices, because the state's lock orders this load (see the module's documentation).
+        self.counter(hash).load(Ordering::Relaxed) == 0
+    }
+
+    /// Returns `true` if no request waits for a key.
     #[inline]
-    pub(crate) fn has_no_line(&self, policy: &Policy, key: &Key) -> bool {
-        self.is_empty() || self.bucket(policy.name_fingerprint(), key).load(Ordering::Relaxed) == 0
+    fn has_no_line_of(&self, policy: &Policy, key: &Key) -> bool {
+        self.is_empty() || self.has_no_line(self.0.hash.of(policy.name_fingerprint(), key))
     }
 
     /// Returns `true` if no request waits in any line. This method is faster than [`holds_back`](Self::holds_back),
@@ -221,7 +251,7 @@ impl PlaceLines {
     /// with cost 0 or a [forced](super::Effect::Force) charge is decided as usual.
     #[must_use]
     pub fn holds_back(&self, charge: &Charge<'_>) -> bool {
-        if self.has_no_line(charge.policy, charge.key) {
+        if self.has_no_line_of(charge.policy, charge.key) {
             return false;
         }
         let line = PlaceLineKey::of(charge.policy, charge.key);
@@ -251,13 +281,14 @@ impl PlaceLines {
     /// without holding a lock, because a waker is the application's code.
     #[inline]
     pub fn wake_first(&self, policy: &Policy, key: &Key) {
-        if !self.has_no_line(policy, key) {
+        if !self.has_no_line_of(policy, key) {
             self.wake_first_of(policy, key);
         }
     }
 
+    /// Does what [`wake_first`](Self::wake_first) does, after the caller has read that a request may wait for the key.
     #[cold]
-    fn wake_first_of(&self, policy: &Policy, key: &Key) {
+    pub(crate) fn wake_first_of(&self, policy: &Policy, key: &Key) {
         let mut wakers = Wakers::default();
         let line = PlaceLineKey::of(policy, key);
         if let Some(line) = lock(&self.0.lines).lines.get_mut(&line) {
@@ -302,7 +333,7 @@ impl PlaceLines {
         let waiter = LineWaiter { limit, wait, is_called: true, joined, polls: 0 };
         lines.lines.entry(line.clone()).or_default().add(number, waiter);
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
-        self.bucket(line.policy, key).fetch_add(1, Ordering::Relaxed);
+        self.counter_of(&line).fetch_add(1, Ordering::Relaxed);
         drop(lines);
         #[cfg(any(feature = "_redis", feature = "store"))]
         let policy = self.0.polls.is_some().then(|| policy.clone());
@@ -451,7 +482,7 @@ impl Drop for PlaceTurn {
             remove_line(&mut lines.lines, &self.line);
         }
         self.lines.0.waiting.fetch_sub(u64::from(left.is_some()), Ordering::Relaxed);
-        self.lines.bucket(self.line.policy, &self.line.key).fetch_sub(u64::from(left.is_some()), Ordering::Relaxed);
+        self.lines.counter_of(&self.line).fetch_sub(u64::from(left.is_some()), Ordering::Relaxed);
         drop(lines);
         #[cfg(any(feature = "_redis", feature = "store"))]
         if let (Some(polls), Some(policy)) = (&self.lines.0.polls, self.policy.take()) {

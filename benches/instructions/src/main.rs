@@ -8,7 +8,7 @@
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
-use std::future::{Future, Ready, ready};
+use std::future::{self, Future, pending, ready};
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -24,9 +24,9 @@ use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service};
 use tower_ratelimit::{
     ConfigError, Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
-    clock::ManualClock,
+    clock::{ManualClock, Sleep, Timer},
     key,
-    limiter::{self, Charge},
+    limiter::{BoxLimiter, Charge, Ready},
     observe::Stats,
     quota::Calendar,
 };
@@ -84,7 +84,7 @@ fn check(quota: Quota) -> Run {
 
 /// Takes a unit by `Ready` while no caller waits.
 fn check_by_ready() -> Run {
-    let (ready, policy) = (limiter::Ready::new(limiter()), Policy::from(plenty()));
+    let (ready, policy) = (Ready::new(limiter()), Policy::from(plenty()));
     let mut next = 0;
     Box::new(move |n| {
         let mut context = Context::from_waker(Waker::noop());
@@ -97,13 +97,45 @@ fn check_by_ready() -> Run {
     })
 }
 
+/// A timer that wakes nobody.
+#[derive(Debug)]
+struct Stopped;
+
+impl Timer for Stopped {
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn sleep_until(&self, _: Duration) -> Sleep {
+        Box::pin(pending())
+    }
+}
+
+/// Takes places and returns them, while a caller waits for a place of a key that is not among those. The caller's place
+/// and its wait use no function that another case uses, because the compiler inlines a function into its only caller.
+fn take_beside_a_waiter() -> Run {
+    let (limiter, policy, key) = (limiter(), Policy::from(Quota::concurrent(3)), Key::global());
+    let held = limiter.take_one(&policy, &key, 3);
+    let (ready, own) = (Ready::new(BoxLimiter::new(limiter.clone())).timer(Stopped), policy.clone());
+    let mut waiter = Box::pin(async move { ready.take_one(&own, &key, 1).await });
+    assert!(waiter.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "no place is free");
+    let mut run = take_and_return_of(limiter, policy, false);
+    Box::new(move |n| {
+        let _stay = (&held, &waiter);
+        run(n);
+    })
+}
+
 fn calendar(calendar: Result<Calendar, ConfigError>) -> Quota {
     Quota::calendar(1_000_000, calendar.expect("it is a calendar")).expect("possible")
 }
 
 /// Takes a place and returns it.
 fn take_and_return(is_held: bool) -> Run {
-    let (limiter, policy) = (limiter(), Policy::from(Quota::concurrent(3)));
+    take_and_return_of(limiter(), Policy::from(Quota::concurrent(3)), is_held)
+}
+
+fn take_and_return_of(limiter: MemoryLimiter, policy: Policy, is_held: bool) -> Run {
     let mut next = 0;
     Box::new(move |n| {
         for _ in 0..n {
@@ -147,7 +179,7 @@ struct Bare;
 impl Service<Request<Body>> for Bare {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Ready<Result<Response<Body>, Infallible>>;
+    type Future = future::Ready<Result<Response<Body>, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -212,6 +244,7 @@ fn cases() -> Vec<Case> {
         ("check, denied", || check(Quota::per_hour(1))),
         ("check, place, taken and returned", || take_and_return(false)),
         ("check, place, held and dropped", || take_and_return(true)),
+        ("check, place, a caller waits for another key", take_beside_a_waiter),
         ("check of two policies", || check_set(2)),
         ("check of three policies", || check_set(3)),
         (BY_READY, check_by_ready),

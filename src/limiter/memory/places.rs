@@ -49,7 +49,7 @@ impl States {
     pub(super) fn take_places(&self, rules: Places, charge: Charge<'_>) -> Option<ChargeDecision> {
         let run = self.run();
         let plan = self.plan_places(rules, charge, run)?;
-        let is_taken = plan.word == plan.seen.word || self.replace_places(plan.seen, plan.word, run, &charge);
+        let is_taken = plan.word == plan.seen.word || self.replace_places(plan.seen, plan.word, run);
         is_taken.then(|| rules.describe(plan.verdict, plan.run))
     }
 
@@ -57,7 +57,8 @@ impl States {
     /// slot.
     #[inline(always)]
     pub(super) fn plan_places(&self, rules: Places, charge: Charge<'_>, run: u64) -> Option<PlacesPlan<'_>> {
-        if !self.place_lines.has_no_line(charge.policy, charge.key) {
+        let key = self.fingerprint_of_held(charge.policy, charge.key);
+        if !self.place_lines.has_no_line(key.bits()) {
             return None;
         }
         let how = match charge.effect {
@@ -65,7 +66,7 @@ impl States {
             Effect::Force => TakeMode::Force,
             Effect::OnRefusal { .. } => return None,
         };
-        let (seen, held) = self.look_at_places(self.fingerprint_of_held(charge.policy, charge.key))?;
+        let (seen, held) = self.look_at_places(key)?;
         let (verdict, after) = look(rules, held, run, (charge.cost, how), false);
         let word = if verdict.taken() == 0 { seen.word } else { after.pack()? };
         Some(PlacesPlan { seen, verdict, run: after.run, word })
@@ -75,13 +76,17 @@ impl States {
     /// key.
     #[inline(always)]
     pub(super) fn release(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
-        self.release_units(policy, key, receipt);
-        self.place_lines.wake_first(policy, key);
+        let held = self.fingerprint_of_held(policy, key);
+        self.release_units(held, policy, key, receipt);
+        // Reads the counter after the slot was unlocked, so that no request is missed (see `PlaceLines`).
+        if !self.place_lines.has_no_line(held.bits()) {
+            self.place_lines.wake_first_of(policy, key);
+        }
     }
 
     #[inline(always)]
-    fn release_units(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
-        if let Some((seen, held)) = self.look_at_places(self.fingerprint_of_held(policy, key)) {
+    fn release_units(&self, fingerprint: Fingerprint, policy: &Policy, key: &Key, receipt: &Receipt) {
+        if let Some((seen, held)) = self.look_at_places(fingerprint) {
             let Some(after) = held.and_then(|held| without(held, receipt.units(), receipt.at_us())) else { return };
             let word = if after.units > 0 { after.pack() } else { Some(self.returned_word()) };
             if word.is_some_and(|word| seen.replace(word)) {
@@ -113,20 +118,21 @@ impl States {
     /// Replaces the word that was seen, if the slot still has that word and `is_run_without_lines` returns
     /// `true`.
     #[inline]
-    fn replace_places(&self, seen: Seen<'_>, word: u64, run: u64, charge: &Charge<'_>) -> bool {
+    fn replace_places(&self, seen: Seen<'_>, word: u64, run: u64) -> bool {
         if !seen.try_lock() {
             return false;
         }
-        let is_same = self.is_run_without_lines(run, std::slice::from_ref(charge));
+        let is_same = self.is_run_without_lines(run, [seen]);
         seen.slot.set_word(if is_same { word } else { seen.word });
         is_same
     }
 
-    /// Returns `false` if a key was reset since the number of `run` was read, or if a request waits in a line of these
-    /// charges. The slots must be locked.
+    /// Returns `false` if a key was reset since the number of `run` was read, or if a request waits in a line of the
+    /// keys of these slots. The slots must be locked.
     #[inline]
-    pub(super) fn is_run_without_lines(&self, run: u64, charges: &[Charge<'_>]) -> bool {
-        self.run() == run && charges.iter().all(|charge| self.place_lines.has_no_line(charge.policy, charge.key))
+    pub(super) fn is_run_without_lines<'a>(&self, run: u64, slots: impl IntoIterator<Item = Seen<'a>>) -> bool {
+        // The first bits of a tag are those of the key's hash.
+        self.run() == run && slots.into_iter().all(|seen| self.place_lines.has_no_line(seen.tag))
     }
 }
 
@@ -167,6 +173,8 @@ pub(super) fn without(held: HeldUnits, units: u64, run: u64) -> Option<HeldUnits
 
 #[cfg(all(test, not(ratelimit_loom), not(ratelimit_shuttle)))]
 mod tests {
+    use std::task::{Context, Waker};
+
     use super::*;
     use crate::clock::ManualClock;
     use crate::limiter::memory::word::RUN_BITS;
@@ -175,6 +183,46 @@ mod tests {
     fn bench(limit: u64) -> (MemoryLimiter, Policy, Key) {
         let limiter = MemoryLimiter::builder().max_keys(100).clock(ManualClock::new()).build().unwrap();
         (limiter, Policy::new("places", Quota::concurrent(limit)).unwrap(), Key::global())
+    }
+
+    /// Among so many keys, several share each counter of the lines.
+    fn many_keys() -> Vec<Key> {
+        (0..1_000_u32).map(|key| Key::of(key).unwrap()).collect()
+    }
+
+    #[test]
+    fn waiter_holds_back_its_own_key_only() {
+        let limiter = MemoryLimiter::builder().max_keys(10_000).clock(ManualClock::new()).build().unwrap();
+        let (policy, keys) = (Policy::new("places", Quota::concurrent(2)).unwrap(), many_keys());
+        let held: Vec<_> = keys.iter().map(|key| limiter.hold(&policy, key, 1).unwrap()).collect();
+        let mut turns: Vec<_> = keys.iter().map(|key| Some(limiter.0.place_lines.join(&policy, key, None))).collect();
+        for ((key, turn), place) in keys.iter().zip(&mut turns).zip(held) {
+            assert!(limiter.hold(&policy, key, 1).is_err(), "an earlier request waits");
+            let is_called = || {
+                let mut context = Context::from_waker(Waker::noop());
+                turn.as_ref().is_some_and(|turn| turn.poll(&mut context).is_ready())
+            };
+            assert!(is_called() && !is_called(), "it asks when it has joined");
+            drop(place);
+            assert!(is_called(), "the release wakes it");
+            *turn = None;
+            assert!(limiter.hold(&policy, key, 2).is_ok(), "only requests for other keys wait");
+        }
+        assert!(limiter.0.place_lines.is_empty());
+    }
+
+    #[test]
+    fn one_waiter_leaves_most_keys_on_the_short_way() {
+        let (limiter, policy, waiting) = bench(2);
+        let takes_short_way = |key: &Key| {
+            let held = limiter.0.fingerprint_of_held(&policy, key);
+            limiter.0.place_lines.has_no_line(held.bits())
+        };
+        assert!(many_keys().iter().all(takes_short_way));
+        let _turn = limiter.0.place_lines.join(&policy, &waiting, None);
+        assert!(!takes_short_way(&waiting));
+        let on_long_way = many_keys().iter().filter(|key| !takes_short_way(key)).count();
+        assert!(on_long_way < 40, "{on_long_way} of 1,000"); // about 4
     }
 
     #[test]

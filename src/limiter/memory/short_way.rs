@@ -118,14 +118,14 @@ impl States {
             report_untaken(charges, planned, decisions, now);
             return Some(false);
         }
-        self.write_set(charges, planned, run).then_some(true)
+        self.write_set(planned, run).then_some(true)
     }
 
     /// Writes all words as planned. Writes nothing if one of the states has changed, even if that state would not
     /// be written. With a `run`, this method also writes nothing if a key was reset since `run` was read, or if a
     /// request waits in line for one of the charges.
     #[inline(always)]
-    fn write_set(&self, charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
+    fn write_set(&self, planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
         let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
         let unlock = |count| written().take(count).for_each(|(seen, _)| seen.slot.set_word(seen.word));
         for (at, (seen, _)) in written().enumerate() {
@@ -141,7 +141,8 @@ impl States {
         // be right at the instant at which the set's other slots are written, so the slot must be unchanged.
         let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
         let are_as_read = planned.iter().flatten().all(is_as_read);
-        if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run, charges)) {
+        let slots = || planned.iter().flatten().map(|(seen, _)| *seen);
+        if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run, slots())) {
             unlock(planned.len());
             return false;
         }

@@ -1,17 +1,14 @@
 //! The parts of a limiter in memory, and what they share.
 
-use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
-
-use foldhash::SharedSeed;
 
 use crate::base::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::base::time::CLOCK_US_MAX;
 use crate::event::LimiterEvent;
 use crate::key::Key;
 use crate::limiter::queue_refunds::QueueRefunds;
-use crate::limiter::{PlaceLines, PolicyRegistry};
+use crate::limiter::{PairHash, PlaceLines, PolicyRegistry};
 use crate::policy::Policy;
 
 use super::entry_arena::EntryArena;
@@ -40,7 +37,7 @@ pub(super) struct States {
     pub(super) clock: AnyClock,
     /// The secret of the fingerprints.
     pub(super) seeds: [u64; 2],
-    shared_seed: SharedSeed,
+    pair_hash: PairHash,
     /// The instant from which the instants in words are counted. If a clock steps so far that a word could not hold the
     /// time, the base moves, but the words stay the same. Every state then lies ahead of the clock, like a state that
     /// was written while the clock showed a later time. So no state is forgotten, and a state that is too far ahead is
@@ -70,6 +67,7 @@ pub(super) struct States {
 
 impl States {
     pub(super) fn new(setup: Setup, clock: AnyClock, seeds: [u64; 2]) -> Self {
+        let pair_hash = PairHash::new(seeds);
         Self {
             table: SlotTable::new(setup.capacity),
             arena: OnceLock::new(),
@@ -78,7 +76,6 @@ impl States {
             setup,
             clock,
             seeds,
-            shared_seed: SharedSeed::from_u64(seeds[1]),
             policy_registry: PolicyRegistry::new(),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             crowding: AtomicU32::new(0),
@@ -89,7 +86,8 @@ impl States {
             is_walked: AtomicBool::new(false),
             queue_refunds: QueueRefunds::new(),
             resets: AtomicU64::new(0),
-            place_lines: PlaceLines::new(),
+            place_lines: PlaceLines::hashed_by(pair_hash.clone()),
+            pair_hash,
         }
     }
 
@@ -123,10 +121,7 @@ impl States {
 
     #[inline(always)]
     fn hash(&self, policy: &Policy, key: &Key) -> u64 {
-        let seed = self.seeds[0] ^ policy.name_fingerprint();
-        let mut hasher = foldhash::quality::FoldHasher::with_seed(seed, &self.shared_seed);
-        key.hash(&mut hasher);
-        hasher.finish()
+        self.pair_hash.of(policy.name_fingerprint(), key)
     }
 
     // Time ────────────────────────────────────────────────────────────────────────────────────────────────────────────
