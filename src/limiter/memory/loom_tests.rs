@@ -642,6 +642,28 @@ fn request_that_joins_its_line_misses_no_release() {
     }
 }
 
+/// The request waits for two places of which one is free. Its denial says whether the newcomer was quicker.
+#[test]
+fn newcomer_never_overtakes_a_request_in_line() {
+    for is_swapped in BOTH_WAYS {
+        model(3, move || {
+            let limiter = held(2);
+            let _old = limiter.take_receipt().expect("none is held");
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let join_and_ask = move || {
+                let (policy, key) = (&one.policy, &one.key);
+                let timer = std::sync::Arc::new(StoppedTimer);
+                let turn = BoundedTurn::join(&one.states.place_lines, (policy, key), None, timer, Duration::MAX);
+                let denied = one.states.charge(Charge::new(policy, key).cost(2).arrived(turn.number()));
+                assert!(!denied.is_allowed(), "one place is held for good");
+                (turn, denied.remaining())
+            };
+            let ((_turn, left), is_taken) = at_once(is_swapped, join_and_ask, move || other.take());
+            assert_eq!(left, u64::from(!is_taken), "the newcomer took the place before the request asked, or never");
+        });
+    }
+}
+
 /// Whatever the order is, a place of before the reset returns nothing of after it.
 #[test]
 fn place_of_before_a_reset_returns_nothing_of_after_it() {
