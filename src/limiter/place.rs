@@ -172,18 +172,19 @@ fn return_units<L: Limiter>(
     observer: Option<&Arc<dyn Observer>>,
     held: impl IntoIterator<Item = HeldCharge>,
 ) {
-    let mut later = Vec::new();
+    // `None` rather than an empty list, because the drop of a list is a call (`benches/instructions`).
+    let mut later: Option<Vec<Refund>> = None;
     for HeldCharge { refund: Refund { policy, key, receipt }, taken_at, .. } in held {
         if let (Some(observer), Some(taken_at)) = (observer, taken_at) {
             contained(|| observer.on_place_returned(&policy, &key, receipt.units(), taken_at));
         }
         contained(|| {
             if let Err(receipt) = limiter.try_refund_one(&policy, &key, receipt) {
-                later.push(Refund::new(policy, key, receipt));
+                later.get_or_insert_default().push(Refund::new(policy, key, receipt));
             }
         });
     }
-    if !later.is_empty() {
+    if let Some(later) = later {
         contained(|| drop(limiter.refund(later)));
     }
 }
