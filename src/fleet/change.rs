@@ -94,6 +94,13 @@ impl FleetTarget {
         &self.name
     }
 
+    /// Returns whether the target keeps rules that were in force under this name before: those that a rollback would
+    /// restore, or those that it undid.
+    #[must_use]
+    pub fn is_former_rules(&self, name: &str) -> bool {
+        matches!(self.kind, FleetKind::FormerRules | FleetKind::UndoneRules) && &*self.name == name
+    }
+
     /// Returns the network, or the key as [`Key::display`] writes it. A key may be a secret.
     #[must_use]
     pub fn subject(&self) -> Option<String> {

@@ -30,10 +30,7 @@ impl PushedChanges {
         if target.kind() != FleetKind::Rules {
             return None;
         }
-        let is_former = |other: &&FleetEntry| {
-            let is_kept = matches!(other.target.kind(), FleetKind::FormerRules | FleetKind::UndoneRules);
-            is_kept && other.target.name() == target.name()
-        };
+        let is_former = |other: &&FleetEntry| other.target.is_former_rules(target.name());
         let (old, before) = match entries.iter().find(is_former) {
             Some(FleetEntry { value, by, revision, .. }) => {
                 (value.as_bytes().into(), format!("the rules that {by} pushed in revision {revision}"))

@@ -123,9 +123,7 @@ pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, Str
                 change = change.seen(seen);
             }
             let revision = fleet.change(&by, why, [change]).await.map_err(with_causes)?;
-            let is_before =
-                |entry: &FleetEntry| matches!(entry.target.kind(), FleetKind::FormerRules | FleetKind::UndoneRules);
-            let before = fleet.entries().into_iter().find(|entry| of_name(entry) && is_before(entry));
+            let before = fleet.entries().into_iter().find(|entry| entry.target.is_former_rules(&name));
             let instead = match (same, before) {
                 (Some(same), _) => format!("which are those that {} pushed in revision {}", same.by, same.revision),
                 (None, Some(before)) => {
