@@ -281,7 +281,10 @@ impl FleetChange {
             FleetKind::Mode => value.parse::<Mode>().map(drop).map_err(wrong_value),
             FleetKind::Quota | FleetKind::Override => value.parse::<Quota>().map(drop).map_err(wrong_value),
             FleetKind::Network | FleetKind::Key => value.parse::<Access>().map(drop).map_err(wrong_value),
-            FleetKind::Plan => value.parse::<usize>().map(drop).map_err(wrong_value),
+            FleetKind::Plan => {
+                let number = value.parse::<usize>().map(drop);
+                number.map_err(|_| invalid("a plan is set by its number, such as 0 for the first one"))
+            }
             FleetKind::Rules => Ok(()),
             FleetKind::FormerRules | FleetKind::UndoneRules => {
                 Err(invalid("former rules and undone rules cannot be set: they are kept when the rules change"))
@@ -368,6 +371,14 @@ pub(super) fn kept(text: &str) -> Arc<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plan_that_is_no_number_is_refused_in_words() {
+        let change = FleetChange::of_text(FleetKind::Plan, "customer", Some("a"), Some("gold")).unwrap();
+        let error = change.check_value().unwrap_err();
+        let said = crate::error::WithSources(&error).to_string();
+        assert_eq!(said, "a plan is set by its number, such as 0 for the first one");
+    }
 
     #[test]
     fn network_is_no_key() {
