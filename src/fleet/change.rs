@@ -360,10 +360,10 @@ fn wrong_value(error: impl std::error::Error + Send + Sync + 'static) -> FleetEr
     invalid("the value cannot be read").caused_by(error)
 }
 
-/// Returns the beginning of a text in the form that is stored: at most 512 bytes, with control
-/// characters replaced.
+/// Returns the beginning of a text in the form that is stored: at most 512 bytes in one line, with spaces instead of
+/// line ends and tabs, and with other control characters replaced.
 pub(super) fn kept(text: &str) -> Arc<str> {
-    let text = text.replace(char::is_control, "\u{fffd}");
+    let text = text.replace("\r\n", " ").replace(['\n', '\r', '\t'], " ").replace(char::is_control, "\u{fffd}");
     let end = (0..=text.len().min(WORD_MAX)).rev().find(|end| text.is_char_boundary(*end));
     text.get(..end.unwrap_or(0)).unwrap_or_default().into()
 }
@@ -371,6 +371,14 @@ pub(super) fn kept(text: &str) -> Arc<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn line_ends_are_kept_as_spaces() {
+        for text in ["rules:\r\n- name: a", "rules:\n- name: a", "rules:\r- name: a", "rules:\t- name: a"] {
+            assert_eq!(&*kept(text), "rules: - name: a", "{text:?}");
+        }
+        assert_eq!(&*kept("a\u{1b}[2J"), "a\u{fffd}[2J");
+    }
 
     #[test]
     fn plan_that_is_no_number_is_refused_in_words() {
