@@ -121,14 +121,22 @@ pub(super) fn recent_of_explained(html: &mut String, view: &PageView, layer: &Ex
     Ok(())
 }
 
-fn table<'a>(html: &mut String, view: &PageView, refusals: impl Iterator<Item = &'a RecentRefusal>) -> fmt::Result {
+fn table<'a>(
+    html: &mut String,
+    view: &PageView,
+    refusals: impl Iterator<Item = &'a RecentRefusal> + Clone,
+) -> fmt::Result {
+    // Requests and their ids are stored only if the application asks for them.
+    let has_requests = refusals.clone().any(|refusal| refusal.request().or(refusal.request_id()).is_some());
     html.push_str(EXPLAIN_KEY);
-    html.push_str(
-        "<table><thead><tr><th>key</th><th>when</th><th>refused by</th><th>left</th><th>wait</th><th>request</th></tr></thead>\
-         <tbody>",
-    );
+    html.push_str("<table><thead><tr><th>key</th><th>when</th><th>refused by</th><th>left</th><th>wait</th>");
+    html.push_str(if has_requests { "<th>request</th></tr></thead><tbody>" } else { "</tr></thead><tbody>" });
     for refusal in refusals {
         row(html, view, refusal)?;
+        if has_requests {
+            request_cell(html, refusal)?;
+        }
+        html.push_str("</tr>");
     }
     html.push_str("</tbody></table></form>");
     Ok(())
@@ -160,7 +168,11 @@ fn row(html: &mut String, view: &PageView, refusal: &RecentRefusal) -> fmt::Resu
         }
         None => write!(html, "no rule<span class=\"mode\">{outcome}</span></td><td></td><td></td>")?,
     }
+    Ok(())
+}
+
+fn request_cell(html: &mut String, refusal: &RecentRefusal) -> fmt::Result {
     let id = refusal.request_id().map(|id| format!("<div class=\"quota\">{}</div>", HtmlText(id)));
     let request = HtmlText(refusal.request().unwrap_or_default());
-    write!(html, "<td class=\"request\">{request}{}</td></tr>", id.unwrap_or_default())
+    write!(html, "<td class=\"request\">{request}{}</td>", id.unwrap_or_default())
 }

@@ -289,6 +289,20 @@ async fn only_operators_act() {
 }
 
 #[tokio::test]
+async fn column_of_requests_is_there_only_if_requests_are_kept() {
+    for keeps in [false, true] {
+        let world = World::new();
+        let stats = Stats::builder().max_recent_refusals(100).keep_paths(keeps).build();
+        let layer = world.layer.clone().observer(stats.clone());
+        let world = World { page: StatusPage::new(stats).layer("api", &layer), layer, ..world };
+        world.send(6).await;
+        let html = text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await.1;
+        assert!(html.contains("<th>refused by</th>"), "a request was refused");
+        assert_eq!(["<th>request</th>", "<td class=\"request\">"].map(|part| html.contains(part)), [keeps; 2]);
+    }
+}
+
+#[tokio::test]
 async fn page_without_operators_changes_nothing_and_keeps_no_key() {
     let world = World::new();
     let stats = Stats::builder().max_recent_refusals(100).build();
