@@ -144,14 +144,19 @@ pub enum LimiterEvent {
         /// The deadline of a check.
         deadline: Duration,
     },
-    /// A Redis server no longer has scripts of the limiter, although it ran them before. The server was
-    /// restarted, another server replaced it, or its scripts were flushed. If the server also lost its data,
-    /// each key has its whole quota again. No check fails because of missing scripts. Reported at most once
-    /// in ten seconds for each server.
+    /// A Redis server no longer has scripts of the limiter, although it ran them before. No check fails because of
+    /// missing scripts, but counts may be lost. Reported at most once in ten seconds for each server.
+    ///
+    /// * If the connection was made anew, the server was most likely restarted, or another server has taken its place.
+    ///   A server that was restarted without persistence has lost all counts, so each key has its whole quota again.
+    /// * Otherwise the scripts were most likely flushed by `SCRIPT FLUSH`, which loses no count. But behind a proxy,
+    ///   another server may have taken the server's place.
     #[non_exhaustive]
     ScriptsForgotten {
         /// The server's host and port.
         server: String,
+        /// Whether the connection was made anew since the server last ran the missing script.
+        reconnected: bool,
     },
     /// Checks fail at the store. Reported once a minute for each kind of error. If checks fail for a new reason of the
     /// same kind, reported again, at the earliest five seconds later. Reported again after
@@ -238,8 +243,8 @@ impl LimiterEvent {
 
     /// Makes [`ScriptsForgotten`](Self::ScriptsForgotten).
     #[must_use]
-    pub fn scripts_forgotten(server: impl Into<String>) -> Self {
-        Self::ScriptsForgotten { server: server.into() }
+    pub fn scripts_forgotten(server: impl Into<String>, reconnected: bool) -> Self {
+        Self::ScriptsForgotten { server: server.into(), reconnected }
     }
 
     /// Makes [`StoreFailed`](Self::StoreFailed).
@@ -283,12 +288,22 @@ impl LimiterEvent {
                 "a round trip to {server} takes {round_trip:.0?}, and the deadline of a check is {deadline:?}: use a \
                  nearer server, or a longer deadline"
             ),
-            Self::ScriptsForgotten { server } => tracing::warn!(
+            Self::ScriptsForgotten { server, reconnected: true } => tracing::warn!(
                 target: "tower_ratelimit",
                 event = "scripts-forgotten",
                 server,
-                "{server} does not know the limiter's scripts any more: it was restarted, it is another server than before, \
-                 or its scripts were flushed; if its data is gone too, each key has its whole quota again"
+                reconnected = true,
+                "{server} does not know the limiter's scripts any more, since a new connection was made: it was \
+                 restarted, or it is another server than before; counts may be lost, and without persistence all are: \
+                 each key then has its whole quota again"
+            ),
+            Self::ScriptsForgotten { server, reconnected: false } => tracing::warn!(
+                target: "tower_ratelimit",
+                event = "scripts-forgotten",
+                server,
+                reconnected = false,
+                "{server} does not know the limiter's scripts any more, and the connection is the same: most likely its \
+                 scripts were flushed, which loses no count; behind a proxy it may be another server than before"
             ),
             Self::StoreFailed { kind, error } => tracing::warn!(
                 target: "tower_ratelimit",

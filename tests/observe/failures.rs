@@ -116,7 +116,7 @@ fn alerts_see_every_failure_of_redis() {
     assert!(file.replace("nonsense").is_err());
     loses.on_limiter_event(&LimiterEvent::correction_lost(1, StoreErrorKind::Timeout));
     loses.on_limiter_event(&LimiterEvent::places_forgotten(1));
-    loses.on_limiter_event(&LimiterEvent::scripts_forgotten("cache:6379"));
+    loses.on_limiter_event(&LimiterEvent::scripts_forgotten("cache:6379", true));
     forgets.on_limiter_event(&LimiterEvent::evicted(true));
     prometheus.scrape();
 

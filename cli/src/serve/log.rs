@@ -28,7 +28,7 @@ Events of the log:
   store-down, store-up   a server of the store does not answer, or answers again
   store-left             a server of the store is not in use any more
   store-far              a round trip to the store takes more than half of --deadline
-  scripts-forgotten      Redis was restarted or replaced, or its scripts were flushed
+  scripts-forgotten      Redis was restarted or replaced, and may have lost counts, or its scripts were flushed
   too-many-quotas        a limiter in memory has no number left for a quota
   rules-loaded           other rules are in force
   rules-refused          a file of rules has a problem, and the rules stay as they were
@@ -166,8 +166,14 @@ impl Observer for Watcher {
                 let message = format!("a round trip takes {round_trip:?} of the {deadline:?} that a check has");
                 log.write(Level::Warn, "store-far", message, &[("server", server)]);
             }
-            LimiterEvent::ScriptsForgotten { server, .. } => {
-                let message = "the server was restarted, is another one than before, or its scripts were flushed";
+            LimiterEvent::ScriptsForgotten { server, reconnected, .. } => {
+                let message = if *reconnected {
+                    "the server was restarted, or is another one than before: counts may be lost, and without persistence \
+                     all are"
+                } else {
+                    "most likely the server's scripts were flushed, which loses no count; behind a proxy it may be another \
+                     server than before"
+                };
                 log.write(Level::Warn, "scripts-forgotten", message, &[("server", server)]);
             }
             LimiterEvent::StoreFailed { kind, error, .. } => {

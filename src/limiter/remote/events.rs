@@ -144,8 +144,8 @@ impl Events {
 
     /// Reports that a server does not know scripts that it had run.
     #[cfg(feature = "_redis")]
-    pub(crate) fn report_scripts_forgotten(&self, server: &impl Display) {
-        self.report_to_all(&LimiterEvent::scripts_forgotten(server.to_string()));
+    pub(crate) fn report_scripts_forgotten(&self, server: &impl Display, reconnected: bool) {
+        self.report_to_all(&LimiterEvent::scripts_forgotten(server.to_string(), reconnected));
     }
 
     pub(crate) fn report_up(&self, server: &impl Display) {

@@ -93,6 +93,8 @@ pub(super) struct Link {
     demotions: Mutex<Restarts>,
     /// The [bits](Script::bit) of the scripts that the server has run since it last forgot one.
     has_run: AtomicU64,
+    /// The bits of the scripts that have run over the present connection.
+    has_run_here: AtomicU64,
     forgot_at: Mutex<Option<Instant>>,
     /// The instant at which the last attempt to connect began.
     attempted_at: Mutex<Instant>,
@@ -139,6 +141,7 @@ impl Link {
             restarted: Mutex::new(None),
             demotions: Mutex::new(Restarts::new()),
             has_run: AtomicU64::new(0),
+            has_run_here: AtomicU64::new(0),
             forgot_at: Mutex::new(None),
             attempted_at: Mutex::new(now),
             connecting: Mutex::new(Duration::ZERO),
@@ -211,11 +214,14 @@ impl Link {
     ) -> Result<RedisReply, CallFailure> {
         // Reads `has_run` before the call. While this call is under way, another of the first calls may set the
         // script's bit. If `has_run` were read afterwards, it would look as if the server had forgotten the script.
-        let had_run = self.has_run(script);
+        let has = |scripts: &AtomicU64| scripts.load(Ordering::Relaxed) & script.bit != 0;
+        let had_run = has(&self.has_run);
+        let before = self.connection_number().filter(|_| has(&self.has_run_here));
         let answer = match run("EVALSHA", &script.sha).await {
             Err(CallFailure { cause: Cause::NoScript, .. }) => {
                 if had_run {
-                    self.record_forgotten(script);
+                    let is_same = before.is_some() && before == self.connection_number();
+                    self.record_forgotten(script, !is_same);
                 }
                 let answer = run("EVAL", script.text).await;
                 if answer.as_ref().is_err_and(|failure| failure.cause == Cause::NoTime) {
@@ -226,19 +232,17 @@ impl Link {
             answer => answer,
         };
         // All calls share this cache line, so this writes only if the value changes.
-        if answer.is_ok() && !self.has_run(script) {
+        if answer.is_ok() && !(has(&self.has_run) && has(&self.has_run_here)) {
             self.has_run.fetch_or(script.bit, Ordering::Relaxed);
+            self.has_run_here.fetch_or(script.bit, Ordering::Relaxed);
         }
         answer
     }
 
-    fn has_run(&self, script: &Script) -> bool {
-        self.has_run.load(Ordering::Relaxed) & script.bit != 0
-    }
-
-    /// Records that the server no longer knows a script. The server was restarted, or another server has taken its
-    /// place. In both cases the server may have no data. Calls that were under way at that time get the same answer.
-    fn record_forgotten(&self, script: &Script) {
+    /// Records that the server no longer knows a script. If the connection was made anew since the script ran, the
+    /// server was restarted, or another server has taken its place. In both cases the server may have no data. Calls
+    /// that were under way at that time get the same answer.
+    fn record_forgotten(&self, script: &Script, reconnected: bool) {
         let forget = |has_run: u64| (has_run & script.bit != 0).then_some(0);
         if self.has_run.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forget).is_err() {
             return;
@@ -246,7 +250,7 @@ impl Link {
         let now = Instant::now();
         let is_known = |at: Instant| now.duration_since(at) < FORGETS;
         if lock(&self.forgot_at).replace(now).is_none_or(|at| !is_known(at)) {
-            self.events.report_scripts_forgotten(&self.address);
+            self.events.report_scripts_forgotten(&self.address, reconnected);
         }
     }
 
@@ -755,6 +759,7 @@ impl ConnectionObserver for Link {
         if !self.breaker.is_open() {
             *lock(&self.down_because) = None;
         }
+        self.has_run_here.store(0, Ordering::Relaxed);
         self.connection.fetch_add(1, Ordering::AcqRel);
         self.events.record_connection();
         self.changed.notify_waiters();

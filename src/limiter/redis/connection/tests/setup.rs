@@ -27,6 +27,8 @@ async fn each_script_shows_that_the_server_forgot_it() {
             let (mut server, heard) = (Server::start(), Heard::default());
             let store = connected(&server.url(), heard.patient()).await;
             let forgotten = || heard.count(|event| matches!(event, LimiterEvent::ScriptsForgotten { .. }));
+            let says_reconnected =
+                |event: &LimiterEvent| matches!(event, LimiterEvent::ScriptsForgotten { reconnected: true, .. });
             for script in [&INCREMENT, &OTHER, &NAMELESS, &NAMELESS, &INCREMENT, &OTHER, &INCREMENT, &OTHER] {
                 store.run(&call(script, "key"), 0, store.until()).await.unwrap();
             }
@@ -42,6 +44,7 @@ async fn each_script_shows_that_the_server_forgot_it() {
                 sleep(5 * MS).await;
             }
             assert_eq!(forgotten(), 1, "{forgets}");
+            assert_eq!(heard.count(says_reconnected) == 1, forgets == "restart", "only a restart loses counts");
         }
     }
 }
