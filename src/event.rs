@@ -59,10 +59,11 @@ labelled! {
 ///
 /// With the feature `tracing`, the limiters of this crate also write some events to the target `tower_ratelimit`, with
 /// or without an observer. [`StoreDown`](Self::StoreDown), [`StoreFar`](Self::StoreFar),
-/// [`StoreFailed`](Self::StoreFailed), [`ScriptsForgotten`](Self::ScriptsForgotten) and
-/// [`TooManyQuotas`](Self::TooManyQuotas) have the level `WARN`. [`StoreUp`](Self::StoreUp),
-/// [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) have the level `INFO`. Events that occur
-/// for each check, request or key are not written. Without the feature, no event is written.
+/// [`StoreFailed`](Self::StoreFailed), [`ScriptsForgotten`](Self::ScriptsForgotten),
+/// [`MasterChanged`](Self::MasterChanged) and [`TooManyQuotas`](Self::TooManyQuotas) have the level `WARN`.
+/// [`StoreUp`](Self::StoreUp), [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) have the
+/// level `INFO`. Events that occur for each check, request or key are not written. Without the feature, no event is
+/// written.
 ///
 /// Each event is made by the function with its name. Use these functions in limiters of your own, and in tests of
 /// observers.
@@ -158,6 +159,15 @@ pub enum LimiterEvent {
         /// Whether the connection was made anew since the server last ran the missing script.
         reconnected: bool,
     },
+    /// Sentinels named another server as master than at the last connection, and the limiter has connected to that
+    /// server. Charges that the former master had not replicated are lost, so keys may take these units again.
+    #[non_exhaustive]
+    MasterChanged {
+        /// The master's name and a sentinel, as in the other events of this server.
+        server: String,
+        /// The host and port of the new master.
+        master: String,
+    },
     /// Checks fail at the store. Reported once a minute for each kind of error. If checks fail for a new reason of the
     /// same kind, reported again, at the earliest five seconds later. Reported again after
     /// [`StoreRecovered`](Self::StoreRecovered), and when an observer is added.
@@ -247,6 +257,12 @@ impl LimiterEvent {
         Self::ScriptsForgotten { server: server.into(), reconnected }
     }
 
+    /// Makes [`MasterChanged`](Self::MasterChanged).
+    #[must_use]
+    pub fn master_changed(server: impl Into<String>, master: impl Into<String>) -> Self {
+        Self::MasterChanged { server: server.into(), master: master.into() }
+    }
+
     /// Makes [`StoreFailed`](Self::StoreFailed).
     #[must_use]
     pub fn store_failed(kind: StoreErrorKind, error: impl Into<String>) -> Self {
@@ -304,6 +320,13 @@ impl LimiterEvent {
                 reconnected = false,
                 "{server} does not know the limiter's scripts any more, and the connection is the same: most likely its \
                  scripts were flushed, which loses no count; behind a proxy it may be another server than before"
+            ),
+            Self::MasterChanged { server, master } => tracing::warn!(
+                target: "tower_ratelimit",
+                event = "master-changed",
+                server,
+                master,
+                "{server} is now {master}: charges that the former master had not replicated are lost"
             ),
             Self::StoreFailed { kind, error } => tracing::warn!(
                 target: "tower_ratelimit",

@@ -180,7 +180,7 @@ impl EventCells {
             }
             // Adds nothing for these events, because the outcomes already count failures, and the durations of checks
             // show that a server is far away.
-            LimiterEvent::Failed { .. } | LimiterEvent::StoreFar { .. } => {}
+            LimiterEvent::Failed { .. } | LimiterEvent::StoreFar { .. } | LimiterEvent::MasterChanged { .. } => {}
         }
     }
 

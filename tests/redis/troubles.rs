@@ -15,7 +15,8 @@ use tower_ratelimit::{
     observe::{LimiterEvent, Observer},
 };
 
-use super::{LONG, connect, connected, eventually, keys, passes, patient, policy, refusal, take};
+use super::{LONG, builders, connect, connected, eventually, keys, passes, patient, policy, refusal, take};
+use crate::support::proxy::Proxy;
 use crate::support::redis_server::{Server, free_port};
 
 #[derive(Clone, Default)]
@@ -137,6 +138,76 @@ async fn dead_server_costs_little_and_is_found_again() {
         };
         eventually_passes(&limiter).await;
         assert!(!seen.0.lock().unwrap().is_empty(), "{how}: no event came");
+    }
+}
+
+/// Returns the text of an error with its causes, as a log has it.
+fn in_words(error: &RedisError) -> String {
+    let first: &dyn std::error::Error = error;
+    let causes = std::iter::successors(Some(first), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// The operator has to know whether the server is refused, unknown, cut off, silent or late. A client library's words may
+/// follow, such as `channel closed`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn error_says_why_redis_does_not_answer() {
+    for builder in 0..builders(RedisLimiter::builder).len() {
+        let builder = || builders(RedisLimiter::builder).swap_remove(builder);
+        let policy = policy("why", Quota::per_hour(1_000_000));
+        let fails_by = async |limiter: &RedisLimiter, begin: &str, words: &str| {
+            let mut said = String::new();
+            let began = Instant::now();
+            while !(said.starts_with(begin) && said.contains(words)) {
+                assert!(began.elapsed() < LONG, "{begin} … {words}: the last error is {said}");
+                if let Err(error) = take(limiter, &policy, "a", 1).await {
+                    said = in_words(&error);
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+
+        let mut server = Server::start();
+        let address = format!("Redis at 127.0.0.1:{}", server.port());
+        let limiter = connected(builder(), &server.url()).await;
+        server.pause();
+        fails_by(&limiter, &format!("{address} is silent: "), "").await;
+        server.resume();
+        eventually_passes(&limiter).await;
+        server.kill();
+        fails_by(&limiter, &format!("{address} refuses connections; no check is sent until it answers: "), "efused")
+            .await;
+
+        // A label of a name has at most 63 bytes, so no name server is asked.
+        let nowhere = format!("{}.test", "x".repeat(64));
+        let limiter = builder().connect(&format!("redis://{nowhere}:1")).await.unwrap();
+        fails_by(&limiter, &format!("the host name of Redis at {nowhere}:1 does not resolve"), "").await;
+
+        let server = Server::start();
+        let proxy = Proxy::start(server.port());
+        let limiter = connected(builder().deadline(LONG), &proxy.url()).await;
+        server.pause();
+        let check = take(&limiter, &policy, "a", 1);
+        let cut = async {
+            let calls = || limiter.hooks().store_load().map_or(0, |load| load.calls_in_flight);
+            eventually("the check is sent", async || calls() > 0).await;
+            proxy.reset();
+        };
+        let said = in_words(&tokio::join!(check, cut).0.unwrap_err());
+        server.resume();
+        assert!(said.starts_with("the connection to Redis at 127.0.0.1:") && said.contains(" was cut"), "{said}");
+
+        let proxy = Proxy::start(server.port());
+        proxy.delay(Duration::from_millis(100));
+        let seen = Seen::default();
+        let limiter = builder().observer(seen.clone()).connect(&proxy.url()).await.unwrap();
+        fails_by(&limiter, "answers of the store come too late: ", ", and the deadline is 50ms").await;
+        let is_late = |text: &String| text.starts_with("answers of Redis at") && text.contains("come too late");
+        eventually("the event says so", async || {
+            drop(take(&limiter, &policy, "a", 1).await);
+            failures(&seen).iter().any(is_late)
+        })
+        .await;
     }
 }
 
@@ -322,7 +393,7 @@ async fn lost_correction_is_an_event() {
     server.kill();
     eventually("it is away", async || {
         let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
-        error.to_string().contains(" is away")
+        error.to_string().ends_with("no check is sent until it answers")
     })
     .await;
     // The middleware does not wait for these.

@@ -29,6 +29,7 @@ Events of the log:
   store-left             a server of the store is not in use any more
   store-far              a round trip to the store takes more than half of --deadline
   scripts-forgotten      Redis was restarted or replaced, and may have lost counts, or its scripts were flushed
+  master-changed         sentinels name another master of Redis, and the server uses it
   too-many-quotas        a limiter in memory has no number left for a quota
   rules-loaded           other rules are in force
   rules-refused          a file of rules has a problem, and the rules stay as they were
@@ -163,7 +164,13 @@ impl Observer for Watcher {
                 log.write(Level::Info, "store-left", "the server is not waited for any more", &[("server", server)]);
             }
             LimiterEvent::StoreFar { server, round_trip, deadline, .. } => {
-                let message = format!("a round trip takes {round_trip:?} of the {deadline:?} that a check has");
+                let message = if round_trip < deadline {
+                    format!("a round trip takes {round_trip:.0?} of the {deadline:?} that a check has")
+                } else {
+                    format!(
+                        "a round trip takes {round_trip:.0?}, and a check has {deadline:?}: no check has an answer in time"
+                    )
+                };
                 log.write(Level::Warn, "store-far", message, &[("server", server)]);
             }
             LimiterEvent::ScriptsForgotten { server, reconnected, .. } => {
@@ -175,6 +182,11 @@ impl Observer for Watcher {
                      server than before"
                 };
                 log.write(Level::Warn, "scripts-forgotten", message, &[("server", server)]);
+            }
+            LimiterEvent::MasterChanged { server, master, .. } => {
+                let message =
+                    format!("the master is now {master}: charges that the former one had not replicated are lost");
+                log.write(Level::Warn, "master-changed", message, &[("server", server), ("master", master)]);
             }
             LimiterEvent::StoreFailed { kind, error, .. } => {
                 log.write(Level::Warn, "store-failed", error, &[("kind", kind.as_str())]);

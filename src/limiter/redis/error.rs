@@ -2,11 +2,12 @@
 
 use crate::error::kind_and_message;
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{Events, RemoteError, Unanswered};
+use crate::limiter::remote::{Events, RemoteError, Unanswered, while_down};
 
 kind_and_message! {
-    /// The reason why Redis did not decide. [`kind`](Self::kind) says what to do about the error. The
-    /// [source](std::error::Error::source) is the reason why a connection was lost.
+    /// The reason why Redis did not decide. [`kind`](Self::kind) says what to do about the error. The text says whether
+    /// Redis refuses connections, its name does not resolve, the connection was cut, Redis is silent, or answers come
+    /// too late. If a connection was lost, the [source](std::error::Error::source) has the client library's words.
     RedisError, StoreErrorKind
 }
 
@@ -14,6 +15,12 @@ impl RedisError {
     /// Returns the error of a check for which this process had no time.
     pub(super) fn too_busy(what: &str) -> Self {
         Self::new(StoreErrorKind::Overloaded, format!("{what}: this process is too busy"))
+    }
+
+    /// Returns the error of a check that is not sent because the server is down for the reason in this error.
+    pub(super) fn while_down(&self) -> Self {
+        let message = while_down(&self.message).into();
+        Self { kind: StoreErrorKind::Unavailable, message, source: self.source.clone() }
     }
 
     /// Reports the error to observers, as the failure of a check.
@@ -49,7 +56,7 @@ mod tests {
             (Unanswered::TooMany(5), StoreErrorKind::Overloaded),
             (Unanswered::NotSent(time), StoreErrorKind::Overloaded),
             (Unanswered::TooBusy(time), StoreErrorKind::Overloaded),
-            (Unanswered::TimedOut(time), StoreErrorKind::Timeout),
+            (Unanswered::TimedOut { deadline: time, quickest: None }, StoreErrorKind::Timeout),
             (Unanswered::RuntimeEnded, StoreErrorKind::Unavailable),
             (Unanswered::LeftOut, StoreErrorKind::Foreign),
         ] {

@@ -148,6 +148,12 @@ impl Events {
         self.report_to_all(&LimiterEvent::scripts_forgotten(server.to_string(), reconnected));
     }
 
+    /// Reports that sentinels named another server as master than before.
+    #[cfg(feature = "_redis")]
+    pub(crate) fn report_master_changed(&self, server: &impl Display, master: &impl Display) {
+        self.report_to_all(&LimiterEvent::master_changed(server.to_string(), master.to_string()));
+    }
+
     pub(crate) fn report_up(&self, server: &impl Display) {
         self.change(ServerChange::Up { server: server.to_string() });
     }

@@ -10,6 +10,8 @@ mod events;
 mod flights;
 mod holdings;
 mod leases;
+#[cfg(any(feature = "_redis", feature = "postgres"))]
+mod loss;
 mod options;
 mod permits;
 mod rows;
@@ -34,8 +36,10 @@ pub(super) use flights::{Groups, Keyed};
 pub(super) use holdings::{Claim, CurrentRow, HeldKey, Return};
 #[cfg(test)]
 pub(super) use leases::HELD;
+#[cfg(any(feature = "_redis", feature = "postgres"))]
+pub(super) use loss::loss;
 #[cfg(feature = "_redis")]
 pub(super) use options::DEADLINE;
 pub(super) use options::{Options, shared_options};
 pub(super) use rows::{HOLDERS_MAX, HeldRow, HolderInLine, KeyRows, LINE_MAX};
-pub(super) use unanswered::Unanswered;
+pub(super) use unanswered::{Unanswered, while_down};

@@ -20,8 +20,9 @@ pub(crate) enum Unanswered {
     NotSent(Duration),
     /// This process had no time to read an answer within this deadline.
     TooBusy(Duration),
-    /// There was no answer within this deadline.
-    TimedOut(Duration),
+    /// There was no answer within this deadline. `quickest` is the duration of the quickest call of the last seconds,
+    /// or `None` if no call was answered.
+    TimedOut { deadline: Duration, quickest: Option<Duration> },
     /// The runtime that runs the flights as tasks has ended.
     RuntimeEnded,
     /// The store did not answer all requests of a call.
@@ -62,6 +63,33 @@ impl Shed {
     }
 }
 
+/// Returns the text for a check that is not sent, because the store is down for this reason.
+pub(crate) fn while_down(reason: &str) -> String {
+    format!("{reason}; no check is sent until it answers")
+}
+
+/// Returns the text for a check without an answer within the deadline.
+fn timed_out(deadline: Duration, quickest: Option<Duration>) -> String {
+    match quickest {
+        Some(call) if call >= deadline => {
+            let call = rounded(call);
+            format!(
+                "answers of the store come too late: the quickest of the last seconds took {call}, and the deadline is \
+                 {deadline:?}"
+            )
+        }
+        Some(call) => format!(
+            "no answer within {deadline:?}, including the wait behind earlier checks: the store is slow or silent now, \
+             and its quickest answer of the last seconds took {}",
+            rounded(call)
+        ),
+        None => format!(
+            "no answer within {deadline:?}, including the wait behind earlier checks: the store is slow or silent, and \
+             has answered no check in the last seconds"
+        ),
+    }
+}
+
 /// Formats a time with about three digits.
 fn rounded(time: Duration) -> String {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
@@ -85,8 +113,8 @@ impl Unanswered {
             Self::TooFar { call, deadline } => (
                 StoreErrorKind::Timeout,
                 format!(
-                    "a call to the store takes about {}, and the deadline is {deadline:?}: this check was not sent; use a \
-                     longer deadline, or a store that is nearer",
+                    "answers of the store come too late: a call takes about {}, and the deadline is {deadline:?}; this \
+                     check was not sent; use a longer deadline, or a store that is nearer",
                     rounded(call)
                 ),
             ),
@@ -98,10 +126,7 @@ impl Unanswered {
                 StoreErrorKind::Overloaded,
                 format!("no answer was read within {deadline:?}: this process is too busy"),
             ),
-            Self::TimedOut(deadline) => (
-                StoreErrorKind::Timeout,
-                format!("no answer within {deadline:?}, including the wait behind earlier checks"),
-            ),
+            Self::TimedOut { deadline, quickest } => (StoreErrorKind::Timeout, timed_out(deadline, quickest)),
             Self::RuntimeEnded => (
                 StoreErrorKind::Unavailable,
                 "the runtime in which the limiter was made has ended, or code of the application panicked there"
@@ -138,8 +163,35 @@ mod tests {
         let (kind, message) = Unanswered::TooFar { call: 3 * call, deadline }.kind_and_message();
         assert_eq!(kind, StoreErrorKind::Timeout);
         assert!(
-            message.starts_with("a call to the store takes about 120.3ms, and the deadline is 100ms:"),
+            message.starts_with(
+                "answers of the store come too late: a call takes about 120.3ms, and the deadline is 100ms;"
+            ),
             "{message}"
         );
+    }
+
+    #[test]
+    fn check_without_an_answer_says_whether_others_are_late() {
+        let deadline = Duration::from_millis(50);
+        for (quickest, said) in [
+            (
+                Some(91),
+                "answers of the store come too late: the quickest of the last seconds took 91ms, and the deadline is 50ms",
+            ),
+            (
+                Some(2),
+                "no answer within 50ms, including the wait behind earlier checks: the store is slow or silent now, and \
+                 its quickest answer of the last seconds took 2ms",
+            ),
+            (
+                None,
+                "no answer within 50ms, including the wait behind earlier checks: the store is slow or silent, and has \
+                 answered no check in the last seconds",
+            ),
+        ] {
+            let quickest = quickest.map(Duration::from_millis);
+            let (kind, message) = Unanswered::TimedOut { deadline, quickest }.kind_and_message();
+            assert_eq!((kind, &*message), (StoreErrorKind::Timeout, said));
+        }
     }
 }

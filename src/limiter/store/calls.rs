@@ -19,6 +19,7 @@ use super::random::Random;
 use super::silence::{Mark, Silence};
 use super::store_time::{StoreTime, Trip};
 use super::{Change, Store, Then, Value};
+use crate::base::sync::{Mutex, lock};
 use crate::base::time::Timestamp;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Breaker, Deadline, Events};
@@ -41,6 +42,8 @@ pub(super) struct StoreCalls<S: Store> {
     pub(super) name: String,
     pub(super) time: StoreTime,
     pub(super) breaker: Breaker,
+    /// The reason why the breaker is open.
+    down_because: Mutex<Option<StoreError>>,
     silence: Silence,
     pub(super) events: Events,
     pub(super) deadline: Duration,
@@ -86,6 +89,7 @@ impl<S: Store> StoreCalls<S> {
             store,
             time,
             breaker: Breaker::new(FAILURES),
+            down_because: Mutex::new(None),
             silence: Silence::new(deadline),
             events,
             deadline,
@@ -114,7 +118,14 @@ impl<S: Store> StoreCalls<S> {
             let message = format!("no answer of {} was read in time: this process is too busy", self.name);
             StoreError::new(StoreErrorKind::Overloaded, message)
         } else {
-            let message = format!("no answer of {} in time", self.name);
+            let (name, deadline) = (&self.name, self.deadline);
+            let message = match self.silence.longest_late() {
+                Some(late) => format!(
+                    "answers of {name} come too late: the longest of the last calls took {late:.0?}, and the deadline \
+                     is {deadline:?}"
+                ),
+                None => format!("no answer of {name} within {deadline:?}: it is slow or silent"),
+            };
             self.record_failure(StoreError::new(StoreErrorKind::Timeout, message), sent)
         };
         Err(Late { call, sent, error })
@@ -154,16 +165,24 @@ impl<S: Store> StoreCalls<S> {
             _ => false,
         };
         if is_dead {
-            self.events.report_down(&self.name, &error);
+            let reason = if error.kind() == StoreErrorKind::Timeout { self.silent() } else { error.clone() };
+            self.events.report_down(&self.name, &reason);
+            *lock(&self.down_because) = Some(reason);
             self.runtime.spawn(probe(Arc::downgrade(self)));
         }
         error
     }
 
+    /// Returns the error of a store that answers no call.
+    fn silent(&self) -> StoreError {
+        let message = format!("{} is silent: no call was answered for {:.0?}", self.name, self.silence.lasts());
+        StoreError::new(StoreErrorKind::Unavailable, message)
+    }
+
     /// Returns the error of a call to a store that is believed dead.
     pub(super) fn unavailable(&self) -> StoreError {
-        let message = format!("{} does not answer; the limiter asks again from time to time", self.name);
-        StoreError::new(StoreErrorKind::Unavailable, message)
+        let reason = lock(&self.down_because).clone();
+        reason.unwrap_or_else(|| self.silent()).while_down()
     }
 }
 

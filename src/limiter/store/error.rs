@@ -2,7 +2,7 @@
 
 use crate::error::kind_and_message;
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{RemoteError, Unanswered};
+use crate::limiter::remote::{RemoteError, Unanswered, while_down};
 
 kind_and_message! {
     /// The reason why a store, or the limiter over it, did not decide. [`kind`](Self::kind) says what to do about the
@@ -24,6 +24,12 @@ impl StoreError {
     #[must_use]
     pub fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.caused_by(source)
+    }
+
+    /// Returns the error of a check that is not sent because the store is down for the reason in this error.
+    pub(super) fn while_down(&self) -> Self {
+        let message = while_down(&self.message).into();
+        Self { kind: StoreErrorKind::Unavailable, message, source: self.source.clone() }
     }
 }
 

@@ -65,6 +65,16 @@ impl Silence {
         *state = SilenceState { heard: Some(Instant::now()), longest, missed: 0, since: None };
     }
 
+    /// Returns the duration of the longest recent call if it took longer than the deadline.
+    pub(super) fn longest_late(&self) -> Option<Duration> {
+        Some(lock(&self.state).longest).filter(|longest| *longest > self.deadline)
+    }
+
+    /// Returns the time since the first unanswered call was sent.
+    pub(super) fn lasts(&self) -> Duration {
+        lock(&self.state).since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// Records that a call that was sent at this instant has missed its deadline. Returns whether the store is silent.
     pub(super) fn is_missed(&self, sent: Mark) -> bool {
         let mut state = lock(&self.state);

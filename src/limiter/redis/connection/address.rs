@@ -14,6 +14,11 @@ impl Address {
         Self { host: host.into(), port }
     }
 
+    /// Makes an address that is only for messages.
+    pub(super) fn in_words(words: &str) -> Self {
+        Self::new(words, 0)
+    }
+
     /// Parses `host:port` as servers write it. If the text has no host, the host is that of the
     /// server that sent the text.
     pub(super) fn parse(text: &str, said_by: &Self) -> Option<Self> {
@@ -43,7 +48,7 @@ impl TargetKind {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.port {
-            0 => f.write_str(&self.host), // a connection whose server is not known
+            0 => f.write_str(&self.host), // words, such as for a connection whose server is not known
             port => write!(f, "{}:{port}", self.host),
         }
     }

@@ -5,6 +5,7 @@ use std::error::Error;
 use super::address::Address;
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
+use crate::limiter::remote::loss;
 
 /// A failed call: its cause, and the error.
 #[derive(Clone, Debug)]
@@ -68,14 +69,38 @@ impl CallFailure {
 
     /// The failure of a call that was not sent, because there is no connection.
     pub(super) fn not_connected(server: &Address) -> Self {
-        let message = format!("there is no connection to Redis at {server}");
+        let message = format!("there is no connection to Redis at {server} yet");
         Self { cause: Cause::NotConnected, error: RedisError::new(StoreErrorKind::Unavailable, message) }
     }
 
     /// The failure of a call or a connection that ended because of an error.
     pub(super) fn disconnected(server: &Address, because: impl Error + Send + Sync + 'static) -> Self {
-        let lost = RedisError::new(StoreErrorKind::Unavailable, format!("no connection to Redis at {server}"));
-        Self { cause: Cause::Lost, error: lost.caused_by(because) }
+        let lost = loss(&format_args!("Redis at {server}"), &because);
+        Self::lost(StoreErrorKind::Unavailable, lost).caused_by(because)
+    }
+
+    /// The failure of a connection whose server did not answer in time.
+    pub(super) fn unanswered(server: &Address) -> Self {
+        Self::timeout(format!("Redis at {server} is silent: no answer came in time"))
+    }
+
+    /// The failure of a connection to the master `name`, because these sentinels do not know it.
+    pub(super) fn unknown_master(name: &str, sentinels: &str) -> Self {
+        let message = format!(
+            "the sentinels ({sentinels}) know no master of the name `{name}`: correct sentinelServiceName in the URL, or \
+             wait until the sentinels watch it"
+        );
+        Self::lost(StoreErrorKind::Unavailable, message)
+    }
+
+    /// The failure of a connection to the master `name`, because sentinels do not tell its address for this reason.
+    pub(super) fn without_sentinel(name: &str, reason: &str) -> Self {
+        let message = format!("{reason}, so the address of master `{name}` is not known");
+        Self::lost(StoreErrorKind::Unavailable, message)
+    }
+
+    pub(super) fn caused_by(self, because: impl Error + Send + Sync + 'static) -> Self {
+        Self { cause: self.cause, error: self.error.caused_by(because) }
     }
 
     /// The failure of a connection for which the application had no credentials, with the reason.

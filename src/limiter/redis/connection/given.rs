@@ -51,7 +51,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
     /// The application makes, renews and ends the connection.
     fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure> {
         Box::pin(async {
-            heard.record_connection();
+            heard.record_connection(None);
             std::future::pending().await
         })
     }

@@ -45,6 +45,9 @@ const MIN_RESTART_GAP: Duration = Duration::from_secs(1);
 /// The least time between two restarts if a reply was not understood.
 const MIN_GARBLED_RESTART_GAP: Duration = Duration::from_millis(100);
 
+/// The time for which a late answer shows that answers come too late.
+const LATE_LASTS: Duration = Duration::from_secs(10);
+
 /// If a server forgets scripts again within this time, the server is not reported again.
 const FORGETS: Duration = Duration::from_secs(10);
 
@@ -79,8 +82,8 @@ pub(super) struct Link {
     began: Instant,
     /// The instant at which something was last heard from the server, in microseconds after `began`.
     heard_us: AtomicU64,
-    /// The duration of the last call whose answer came too late, in microseconds.
-    late_us: AtomicU64,
+    /// The duration of the last call whose answer came too late, and the instant of the answer.
+    late: Mutex<Option<(Duration, Instant)>>,
     /// True if the last report about the server was that it is down.
     is_reported_down: AtomicBool,
     /// True if the server's connection is no longer watched.
@@ -95,6 +98,8 @@ pub(super) struct Link {
     has_run: AtomicU64,
     /// The bits of the scripts that have run over the present connection.
     has_run_here: AtomicU64,
+    /// The server of the last connection, if sentinels named it.
+    master: Mutex<Option<Address>>,
     forgot_at: Mutex<Option<Instant>>,
     /// The instant at which the last attempt to connect began.
     attempted_at: Mutex<Instant>,
@@ -133,7 +138,7 @@ impl Link {
             changed_at: Mutex::new(now),
             began: now,
             heard_us: AtomicU64::new(0),
-            late_us: AtomicU64::new(0),
+            late: Mutex::new(None),
             is_reported_down: AtomicBool::new(false),
             is_retired: AtomicBool::new(false),
             down_because: Mutex::new(None),
@@ -142,6 +147,7 @@ impl Link {
             demotions: Mutex::new(Restarts::new()),
             has_run: AtomicU64::new(0),
             has_run_here: AtomicU64::new(0),
+            master: Mutex::new(None),
             forgot_at: Mutex::new(None),
             attempted_at: Mutex::new(now),
             connecting: Mutex::new(Duration::ZERO),
@@ -169,14 +175,8 @@ impl Link {
         }
         match self.down_because() {
             Some(error) if error.kind() == StoreErrorKind::Misconfigured => CallFailure { cause: Cause::Answer, error },
-            trouble => {
-                let CallFailure { cause, error } =
-                    CallFailure::unavailable(format!("Redis at {} is away", self.address));
-                match trouble {
-                    Some(last) => CallFailure { cause, error: error.caused_by(last) },
-                    None => CallFailure { cause, error },
-                }
-            }
+            Some(last) => CallFailure { cause: Cause::Answer, error: last.while_down() },
+            None => CallFailure::unavailable(format!("Redis at {} does not answer", self.address)),
         }
     }
 
@@ -308,7 +308,7 @@ impl Link {
         let mut due = sent + self.silence;
         loop {
             if let Ok(answer) = timeout_at(due, answer.as_mut()).await {
-                self.late_us.store(micros(sent.elapsed()), Ordering::Relaxed);
+                *lock(&self.late) = Some((sent.elapsed(), Instant::now()));
                 return answer;
             }
             let now = Instant::now();
@@ -316,7 +316,8 @@ impl Link {
             if Deadline::at(due).is_late() {
                 due = now + CATCH_UP; // the process had no time, and answers may be there, unread
             } else if silent_at <= now {
-                let message = format!("Redis at {} was silent for {:?}", self.address, self.silence);
+                let message =
+                    format!("Redis at {} is silent: nothing has come from it for {:?}", self.address, self.silence);
                 return Err(CallFailure { cause: Cause::Silent, ..CallFailure::timeout(message) });
             } else if longest <= now {
                 self.restart_garbled_connection();
@@ -362,7 +363,8 @@ impl Link {
     }
 
     async fn send(&self, command: Command<'_>, until: Instant) -> Result<RedisReply, CallFailure> {
-        if until.saturating_duration_since(Instant::now()) < MIN_CALL {
+        let left = until.saturating_duration_since(Instant::now());
+        if left < MIN_CALL {
             return Err(self.no_time());
         }
         let Some(number) = self.connection_number() else { return Err(self.not_connected()) };
@@ -372,7 +374,11 @@ impl Link {
                 let error = RedisError::too_busy(&format!("no answer from Redis at {} was read in time", self.address));
                 Err(CallFailure { cause: Cause::NoTime, error })
             }
-            Err(_) => Err(CallFailure::timeout(format!("no answer from Redis at {} in time", self.address))),
+            Err(_) => {
+                let (address, waited) = (&self.address, rounded(left));
+                let message = format!("no answer from Redis at {address} within {waited:?}: it is silent or slow");
+                Err(CallFailure::timeout(message))
+            }
         }
     }
 
@@ -389,7 +395,10 @@ impl Link {
     /// Returns the failure of a call whose connection has ended, with the reason.
     fn lost(&self) -> CallFailure {
         let none = || {
-            let message = format!("there is no connection to Redis at {} yet{}", self.address, self.tls_hint());
+            let (address, waited, hint) = (&self.address, rounded(lock(&self.attempted_at).elapsed()), self.tls_hint());
+            let message = format!(
+                "there is no connection to Redis at {address} yet: it has not answered a new one for {waited:?}{hint}"
+            );
             RedisError::new(StoreErrorKind::Unavailable, message)
         };
         CallFailure { cause: Cause::Lost, error: self.down_because().unwrap_or_else(none) }
@@ -557,11 +566,17 @@ impl Link {
         if Deadline::at(until).is_late() {
             return;
         }
-        let late = match Duration::from_micros(self.late_us.load(Ordering::Relaxed)) {
-            Duration::ZERO => String::new(),
-            late => format!(": the last late answer took {late:.0?}"),
+        let (address, deadline) = (&self.address, self.deadline);
+        let message = match lock(&self.late).filter(|(_, at)| at.elapsed() < LATE_LASTS) {
+            Some((took, _)) => format!(
+                "answers of Redis at {address} come too late: the last late one took {took:.0?}, and the deadline is \
+                 {deadline:?}"
+            ),
+            None => {
+                let heard = rounded(self.heard_at().elapsed());
+                format!("no answer from Redis at {address} within {deadline:?}: nothing has come from it for {heard:?}")
+            }
         };
-        let message = format!("no answer from Redis at {} within {:?}{late}", self.address, self.deadline);
         RedisError::new(StoreErrorKind::Timeout, message).report_to(&self.events);
     }
 
@@ -607,8 +622,8 @@ impl Link {
         }
         let (waited, connecting) = (rounded(waited), rounded(*lock(&self.connecting)));
         let message = format!(
-            "Redis at {} answers no script within {waited:?}, over a connection that was made in {connecting:?}: the \
-             server is busy or suspended, or the network is slow",
+            "Redis at {} is silent: it answers no script within {waited:?}, over a connection that was made in \
+             {connecting:?}; the server is busy or suspended, or the network is slow",
             self.address
         );
         let error = RedisError::new(StoreErrorKind::Unavailable, message);
@@ -717,7 +732,7 @@ impl Link {
             // reason.
             let hint = self.tls_hint();
             let (address, time) = (&self.address, self.connect_timeout);
-            let message = format!("no answer from Redis at {address} to a new connection within {time:?}{hint}");
+            let message = format!("Redis at {address} is silent: no answer to a new connection within {time:?}{hint}");
             failure = CallFailure::lost(StoreErrorKind::Unavailable, message);
         }
         self.report_misconfiguration(&failure.error);
@@ -750,7 +765,7 @@ impl Link {
 impl ConnectionObserver for Link {
     /// Records that there is a connection. A server that is believed dead is then probed, because it may be
     /// unable to run scripts.
-    fn record_connection(&self) {
+    fn record_connection(&self, master: Option<Address>) {
         debug_assert!(!self.is_connected(), "a connection is made only after the last connection has ended");
         self.record_hearing();
         *lock(&self.connecting) = lock(&self.attempted_at).elapsed();
@@ -765,6 +780,11 @@ impl ConnectionObserver for Link {
         self.changed.notify_waiters();
         if self.breaker.is_open() {
             self.reconnected.notify_one();
+        }
+        let Some(master) = master else { return };
+        let former = lock(&self.master).replace(master.clone());
+        if former.is_some_and(|former| former != master) {
+            self.events.report_master_changed(&self.address, &master);
         }
     }
 }

@@ -18,6 +18,7 @@ use super::error_class::{self, CallFailure, Cause, misconfigured};
 use super::renewal::Renewal;
 use super::settings::{ConnectionSettings, KEEPALIVE};
 use super::transport::{Argument, Command, ConnectionObserver, DEPTH_MAX, RedisReply, SlotState, Transport};
+use crate::base::sync::{Mutex, lock};
 use crate::event::StoreErrorKind;
 use crate::limiter::BoxFuture;
 use crate::limiter::redis::credentials::ASK_TIMEOUT;
@@ -33,7 +34,18 @@ pub(super) struct Fred {
     address: Address,
     renewal: Option<Arc<Renewal>>,
     uses_tls: bool,
+    sentinels: Option<Sentinels>,
     current: Current<(Client, Arc<AbortHandle>)>,
+}
+
+/// The sentinels that name the server.
+struct Sentinels {
+    /// The master's name.
+    service: Box<str>,
+    /// The addresses of the sentinels, for messages.
+    hosts: String,
+    /// The master's address at the last connection.
+    master: Mutex<Option<Address>>,
 }
 
 /// Asks for credentials when fred makes a connection. If the application has none, fred returns an error that begins
@@ -112,6 +124,17 @@ impl FredTarget {
         if let Some(address) = only {
             config.server = ServerConfig::new_centralized(&*address.host, address.port);
         }
+        let sentinels = match &config.server {
+            ServerConfig::Sentinel { hosts, service_name, .. } => {
+                let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
+                Some(Sentinels {
+                    service: service_name.as_str().into(),
+                    hosts: hosts.join(", "),
+                    master: Mutex::new(None),
+                })
+            }
+            _ => None,
+        };
         let renewal = Renewal::new(settings).map(Arc::new);
         config.credential_provider = renewal.clone().map(|it| Arc::new(Provider(it)) as Arc<dyn CredentialProvider>);
         // fred asks for credentials during the greeting, so the time for the greeting includes `ASK_TIMEOUT`.
@@ -130,7 +153,7 @@ impl FredTarget {
             connection.tcp = TcpConfig { nodelay: Some(true), keepalive: Some(keepalive()), ..TcpConfig::default() };
             connection.max_command_buffer_len = 0;
         });
-        let fred = Fred { builder, address: name.clone(), renewal, uses_tls, current: Current::none() };
+        let fred = Fred { builder, address: name.clone(), renewal, uses_tls, sentinels, current: Current::none() };
         fred.client().map_err(|failure| failure.error)?; // wrong settings are an error here
         Ok(fred)
     }
@@ -162,27 +185,30 @@ impl Fred {
             Ok(client) => client,
             Err(failure) => return failure,
         };
+        let mut up = client.reconnect_rx();
         let mut task = FredTask(client.connect());
         let made = async {
-            let mut up = client.reconnect_rx();
+            let mut server = None;
             if !client.is_connected() {
                 tokio::select! {
                     _ = client.wait_for_connect() => {}
-                    _ = up.recv() => {}
+                    connected = up.recv() => server = connected.ok(),
                 }
             }
             // fred's events may arrive a moment before the client accepts calls.
             while !client.is_connected() {
                 tokio::task::yield_now().await;
             }
+            server.or_else(|| up.try_recv().ok())
         };
-        tokio::select! {
+        let server = tokio::select! {
             biased;
             ended = &mut task.0 => return self.reason(ended),
-            () = made => {}
-        }
+            server = made => server,
+        };
+        let master = self.sentinels.as_ref().and_then(|sentinels| sentinels.record_master(server));
         let _in_use = self.current.set((client, Arc::new(task.0.abort_handle())));
-        heard.record_connection();
+        heard.record_connection(master);
         let ended = (&mut task.0).await;
         self.reason(ended)
     }
@@ -190,10 +216,14 @@ impl Fred {
     /// Returns why a connection has ended, or was not made.
     fn reason(&self, ended: Result<Result<(), Error>, JoinError>) -> CallFailure {
         match ended {
-            Ok(Err(error)) => failure(&error, &self.address),
+            Ok(Err(error)) => {
+                let of_sentinels =
+                    self.sentinels.as_ref().and_then(|sentinels| sentinels.failure(&error, &self.address));
+                of_sentinels.unwrap_or_else(|| failure(&error, &self.address))
+            }
             Ok(Ok(())) | Err(_) => CallFailure::lost(
                 StoreErrorKind::Unavailable,
-                format!("the connection to Redis at {} has ended", self.address),
+                format!("the connection to Redis at {} was cut", self.address),
             ),
         }
     }
@@ -231,6 +261,42 @@ impl Fred {
             }
         };
         answer.await.map(|value| reply(value, 0)).map_err(|error| failure(&error, &self.address))
+    }
+}
+
+impl Sentinels {
+    /// Records the server of a connection. Returns its address.
+    fn record_master(&self, server: Option<Server>) -> Option<Address> {
+        let master = server.map(|server| Address::new(&server.host, server.port))?;
+        lock(&self.master).replace(master.clone());
+        Some(master)
+    }
+
+    /// Classifies an error of a connection to the master, which is called `name`, or to the sentinels. fred gives these
+    /// errors a kind of their own. Returns `None` if the error has another kind.
+    fn failure(&self, error: &Error, name: &Address) -> Option<CallFailure> {
+        if *error.kind() != ErrorKind::Sentinel || is_answer(error) {
+            return None;
+        }
+        let says = |words: &str| error.details().contains(words);
+        let (service, hosts) = (&*self.service, &*self.hosts);
+        if says("Missing primary address") {
+            return Some(CallFailure::unknown_master(service, hosts));
+        }
+        if says("sentinel nodes") {
+            let reason = format!("none of the sentinels ({hosts}) can be reached");
+            return Some(CallFailure::without_sentinel(service, &reason));
+        }
+        if says("Invalid role") {
+            let message = format!("the server that the sentinels ({hosts}) name as master `{service}` is not a master");
+            return Some(CallFailure::lost(StoreErrorKind::Unavailable, message));
+        }
+        let name = match &*lock(&self.master) {
+            Some(master) => Address::in_words(&format!("{name} (last at {master})")),
+            None => name.clone(),
+        };
+        let untrusted = CallFailure::of_certificates(&name, error.details());
+        Some(untrusted.unwrap_or_else(|| CallFailure::disconnected(&name, error.clone())))
     }
 }
 
@@ -285,7 +351,7 @@ fn failure(error: &Error, server: &Address) -> CallFailure {
         return CallFailure::without_credentials(server, why);
     }
     match error.kind() {
-        ErrorKind::Timeout => CallFailure::timeout(format!("no answer from Redis at {server} in time")),
+        ErrorKind::Timeout => CallFailure::unanswered(server),
         _ if is_answer(error) => error_class::answer(error.details(), server),
         // The call was not written, because fred reports another error for a call that was written.
         ErrorKind::Canceled => CallFailure::not_connected(server),
@@ -308,6 +374,7 @@ fn is_answer(error: &Error) -> bool {
             | ErrorKind::Config
             | ErrorKind::InvalidArgument
             | ErrorKind::InvalidCommand
+            | ErrorKind::Sentinel
     );
     let word = error.details().split_whitespace().next().unwrap_or("");
     told && word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase())

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use super::address::{Address, TargetKind};
 use super::current::Current;
-use super::error_class::{self, CallFailure, misconfigured};
+use super::error_class::{self, CallFailure, Cause, misconfigured};
 use super::renewal::Renewal;
 use super::settings::{ConnectionSettings, KEEPALIVE};
 #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
@@ -32,6 +32,7 @@ use crate::base::sync::{Mutex, lock};
 use crate::event::StoreErrorKind;
 use crate::limiter::BoxFuture;
 use crate::limiter::redis::error::RedisError;
+use crate::limiter::remote::loss;
 
 /// The maximum number of calls that the crate buffers before the calls are written. The limiter itself also bounds
 /// the calls in flight.
@@ -79,6 +80,8 @@ enum Way {
 struct Connection {
     redis: MultiplexedConnection,
     ended: Arc<Ended>,
+    /// The server's address, if a sentinel named it.
+    master: Option<Address>,
 }
 
 /// The end of a connection, and its reason.
@@ -189,15 +192,15 @@ impl RedisRs {
             Ok(connection) => connection,
             Err(failure) => return failure,
         };
-        let ended = Arc::clone(&connection.ended);
+        let (ended, master) = (Arc::clone(&connection.ended), connection.master.clone());
         let _in_use = self.current.set(connection);
-        heard.record_connection();
+        heard.record_connection(master);
         ended.wait().await;
         match ended.reason() {
             Some(error) => failure(&error, &self.address),
             None => CallFailure::lost(
                 StoreErrorKind::Unavailable,
-                format!("Redis at {} closed the connection", self.address),
+                format!("the connection to Redis at {} was cut: the server closed it", self.address),
             ),
         }
     }
@@ -205,16 +208,17 @@ impl RedisRs {
     /// Makes a connection.
     async fn dial(&self) -> Result<Connection, CallFailure> {
         match &self.way {
-            Way::Direct(client) => self.open(client).await,
+            Way::Direct(client) => self.open(client, &self.address).await,
             Way::Renewed(address, dial) => {
                 let login = self.ask().await?;
-                self.open(&dial.client(address, &login, dial.url.database).map_err(CallFailure::refused)?).await
+                let client = dial.client(address, &login, dial.url.database).map_err(CallFailure::refused)?;
+                self.open(&client, &self.address).await
             }
             Way::Sentinels(sentinels, service, dial) => {
                 let mut last = None;
-                for sentinel in sentinels {
-                    match self.master_of(sentinel, service, dial).await {
-                        Ok(client) => return self.open(&client).await,
+                for (sentinel, address) in sentinels.iter().zip(&dial.url.hosts) {
+                    match self.master_of(sentinel, address, service).await {
+                        Ok(master) => return self.open_master(master, dial).await,
                         Err(failure) => last = Some(failure),
                     }
                 }
@@ -232,17 +236,31 @@ impl RedisRs {
         Ok(Login { username: Some(it.username().into()), password: Some(it.password().into()) })
     }
 
+    /// Makes a connection to the master that a sentinel named.
+    async fn open_master(&self, master: Address, dial: &Dial) -> Result<Connection, CallFailure> {
+        let url = &dial.url;
+        let client = dial.client(&master, &url.login, url.database).map_err(CallFailure::refused)?;
+        let name = Address::in_words(&format!("{master} ({})", self.address));
+        let connection = self.open(&client, &name).await?;
+        Ok(Connection { master: Some(master), ..connection })
+    }
+
+    /// Makes a connection to a server. Errors have the `name`.
+    async fn open(&self, client: &Client, name: &Address) -> Result<Connection, CallFailure> {
+        self.open_by_any(client).await.map_err(|error| failure(&error, name))
+    }
+
     /// Makes a connection to a server, with RESP2 if the server refuses RESP3.
-    async fn open(&self, client: &Client) -> Result<Connection, CallFailure> {
+    async fn open_by_any(&self, client: &Client) -> Result<Connection, ClientError> {
         if !self.speaks_resp2.load(Ordering::Relaxed) {
             match self.open_by(ProtocolVersion::RESP3, client).await {
                 Err(error) if refuses_hello(&error) => {}
-                opened => return opened.map_err(|error| failure(&error, &self.address)),
+                opened => return opened,
             }
         }
         let opened = self.open_by(ProtocolVersion::RESP2, client).await;
         self.speaks_resp2.store(opened.is_ok(), Ordering::Relaxed);
-        opened.map_err(|error| failure(&error, &self.address))
+        opened
     }
 
     async fn open_by(&self, protocol: ProtocolVersion, client: &Client) -> Result<Connection, ClientError> {
@@ -265,18 +283,26 @@ impl RedisRs {
         let login = info.redis_settings().clone().set_protocol(protocol);
         let client = Client::open(info.set_redis_settings(login))?;
         let redis = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Connection { redis, ended })
+        Ok(Connection { redis, ended, master: None })
     }
 
-    /// Asks a sentinel for the master.
-    async fn master_of(&self, sentinel: &Client, service: &str, dial: &Dial) -> Result<Client, CallFailure> {
-        let mut connection = self.open(sentinel).await?.redis;
+    /// Asks the sentinel at this address for the master.
+    async fn master_of(&self, sentinel: &Client, address: &Address, service: &str) -> Result<Address, CallFailure> {
+        let name = Address::in_words(&format!("sentinel {address}"));
+        let unreached = |error: ClientError| match failure(&error, &name) {
+            CallFailure { cause: Cause::Lost, .. } if error.is_timeout() => silent_sentinel(service, &name),
+            CallFailure { cause: Cause::Lost, .. } => {
+                CallFailure::without_sentinel(service, &loss(&name, &error)).caused_by(error)
+            }
+            failure => failure,
+        };
+        let mut connection = self.open_by_any(sentinel).await.map_err(unreached)?.redis;
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
         let answer = timeout(self.connect_timeout, connection.send_packed_command(&ask)).await;
-        let answer = answer.map_err(|_| CallFailure::timeout(format!("no answer from {} in time", self.address)))?;
-        let reply = answer.map_err(|error| failure(&error, &self.address)).and_then(|it| reply(it, &self.address))?;
-        let address = match &reply {
+        let answer = answer.map_err(|_| silent_sentinel(service, &name))?.map_err(unreached)?;
+        let reply = reply(answer, &name)?;
+        let master = match &reply {
             RedisReply::Array(parts) => match &**parts {
                 [RedisReply::Bytes(host), RedisReply::Bytes(port)] => {
                     let port = std::str::from_utf8(port).ok().and_then(|port| port.parse().ok());
@@ -286,16 +312,11 @@ impl RedisRs {
             },
             _ => None,
         };
-        let address = address.ok_or_else(|| {
-            let message = format!("the sentinel knows no master of this name: {}", self.address);
-            CallFailure::lost(StoreErrorKind::Unavailable, message)
-        })?;
-        let url = &dial.url;
-        dial.client(&address, &url.login, url.database).map_err(CallFailure::refused)
+        master.ok_or_else(|| CallFailure::unknown_master(service, &address.to_string()))
     }
 
     async fn call(&self, command: Command<'_>, slot: SlotState) -> Result<RedisReply, CallFailure> {
-        let Some(Connection { mut redis, ended }) = self.current.get().filter(|it| !it.ended.has_ended()) else {
+        let Some(Connection { mut redis, ended, .. }) = self.current.get().filter(|it| !it.ended.has_ended()) else {
             return Err(CallFailure::not_connected(&self.address));
         };
         let command = packed(command);
@@ -426,6 +447,10 @@ fn contents(value: Value, depth: usize) -> RedisReply {
     }
 }
 
+fn silent_sentinel(service: &str, name: &Address) -> CallFailure {
+    CallFailure::without_sentinel(service, &format!("{name} is silent"))
+}
+
 /// Returns `true` if a server or a proxy does not know the command that begins RESP3.
 fn refuses_hello(error: &ClientError) -> bool {
     let says = |words: &str| error.to_string().to_ascii_uppercase().contains(words);
@@ -435,7 +460,7 @@ fn refuses_hello(error: &ClientError) -> bool {
 /// Classifies an error of a call to `server`, or of a connection to it.
 pub(super) fn failure(error: &ClientError, server: &Address) -> CallFailure {
     if error.is_timeout() {
-        return CallFailure::timeout(format!("no answer from Redis at {server} in time"));
+        return CallFailure::unanswered(server);
     }
     if let Some(code) = error.code() {
         return error_class::answer(&format!("{code} {}", error.detail().unwrap_or_default()), server);
@@ -451,7 +476,6 @@ pub(super) fn failure(error: &ClientError, server: &Address) -> CallFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::redis::connection::error_class::Cause;
 
     fn kind_of(error: &ClientError) -> (StoreErrorKind, Cause) {
         let failure = failure(error, &Address::new("here", 1));

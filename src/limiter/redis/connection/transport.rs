@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::address::Address;
 use super::error_class::CallFailure;
 use super::renewal::Renewal;
 use crate::limiter::BoxFuture;
@@ -48,8 +49,9 @@ pub(super) trait Transport: Send + Sync + 'static {
 
 /// Hears of a transport's connections.
 pub(super) trait ConnectionObserver: Send + Sync {
-    /// A connection was made: the server has answered its greeting.
-    fn record_connection(&self);
+    /// A connection was made: the server has answered its greeting. `master` is the server's address if sentinels
+    /// named it.
+    fn record_connection(&self, master: Option<Address>);
 }
 
 /// The state of a call's slot at a server.

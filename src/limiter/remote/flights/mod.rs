@@ -307,17 +307,17 @@ impl<F: RemoteStore> Lanes<F> {
 
     /// Returns the reason why there is no answer in time. The store is not at fault if it answered
     /// other requests while this request waited, or if this process was too busy to notice the
-    /// time.
-    fn timed_out(&self, number: u16, queued: &Queued, deadline: Deadline) -> Unanswered {
-        if deadline.is_late() {
-            return Unanswered::TooBusy(self.deadline);
+    /// time. A store that takes longer than the deadline for a lone call is at fault.
+    fn timed_out(&self, number: u16, queued: &Queued, until: Deadline) -> Unanswered {
+        let deadline = self.deadline;
+        if until.is_late() {
+            return Unanswered::TooBusy(deadline);
         }
-        let lane = self.lock(number);
-        if lane.answered != queued.answered && lane.queue.has(queued.number) {
-            Unanswered::NotSent(self.deadline)
-        } else {
-            Unanswered::TimedOut(self.deadline)
+        let mut lane = self.lock(number);
+        if lane.answered == queued.answered || !lane.queue.has(queued.number) {
+            return Unanswered::TimedOut { deadline, quickest: lane.quickest.read(Instant::now()) };
         }
+        lane.too_far(deadline).unwrap_or(Unanswered::NotSent(deadline))
     }
 }
 
@@ -374,10 +374,14 @@ impl<F: RemoteStore> Lane<F> {
     /// Returns the reason why checks are not sent.
     fn shed(&self, deadline: Duration, most: CallLimits, waiting: usize) -> Unanswered {
         let call = self.window.call().unwrap_or_default();
-        match self.window.alone() {
-            Some(alone) if alone >= deadline => Unanswered::TooFar { call: alone, deadline },
-            _ => Unanswered::Shed(Shed { waiting, carries: self.carries(most), call, deadline }),
-        }
+        let shed = || Unanswered::Shed(Shed { waiting, carries: self.carries(most), call, deadline });
+        self.too_far(deadline).unwrap_or_else(shed)
+    }
+
+    /// Returns the reason why checks are not sent if even a lone call takes longer than the deadline.
+    fn too_far(&self, deadline: Duration) -> Option<Unanswered> {
+        let call = self.window.alone().filter(|alone| *alone >= deadline)?;
+        Some(Unanswered::TooFar { call, deadline })
     }
 
     /// Returns how many units can be in flight, at least one.

@@ -7,6 +7,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::error::BoxError;
 use crate::event::StoreErrorKind;
+use crate::limiter::remote::loss;
 use crate::limiter::store::StoreError;
 
 /// An error that several callers get.
@@ -74,7 +75,7 @@ pub(super) fn store_error(error: BoxError, name: &str, create: &str, phase: Phas
             );
             (StoreErrorKind::Misconfigured, message)
         }
-        None => (StoreErrorKind::Unavailable, format!("there is no connection to {name}")),
+        None => (StoreErrorKind::Unavailable, loss(&format_args!("PostgreSQL at {name}"), &*error)),
     };
     StoreError::new(kind, message).caused_by(SharedError::from(error))
 }

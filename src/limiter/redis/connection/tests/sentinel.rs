@@ -16,6 +16,77 @@ async fn the_master_that_sentinels_name_is_used() {
     assert!(counted(&servers.servers[1], "key") > 0, "the calls went to the other one");
 }
 
+/// Returns the settings for each client library.
+fn clients(settings: &ConnectionSettings) -> Vec<ConnectionSettings> {
+    use crate::limiter::redis::client::RedisClient;
+    let clients = [
+        #[cfg(feature = "fred")]
+        RedisClient::Fred,
+        #[cfg(feature = "redis-rs")]
+        RedisClient::RedisRs,
+    ];
+    clients.into_iter().map(|client| ConnectionSettings { client, ..settings.clone() }).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_master_is_named_in_an_event() {
+    let mut servers = tokio::task::block_in_place(Sentinel::start);
+    let heard = Heard::default();
+    let mut stores = Vec::new();
+    for settings in clients(&heard.settings()) {
+        stores.push(connected(&servers.url(), settings).await);
+    }
+    assert_eq!(heard.count(|event| matches!(event, LimiterEvent::MasterChanged { .. })), 0, "it is the first one");
+    tokio::task::block_in_place(|| servers.replace_master());
+    let new = format!("127.0.0.1:{}", servers.servers[1].port());
+    let is_named = |event: &LimiterEvent| match event {
+        LimiterEvent::MasterChanged { server, master } => {
+            assert!(server.starts_with("master tested of sentinel 127.0.0.1:"), "{server}");
+            *master == new
+        }
+        _ => false,
+    };
+    eventually("the new master is named", || heard.count(is_named) == stores.len()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_tell_sentinels_from_their_master() {
+    let (mut master, mut sentinel) = tokio::task::block_in_place(|| {
+        let master = Server::start();
+        let watched = format!("sentinel monitor tested 127.0.0.1 {} 1", master.port());
+        let patience = "sentinel down-after-milliseconds tested 600000".to_owned();
+        (master, Server::sentinel(&[watched, patience]))
+    });
+    let url = |name: &str| format!("redis-sentinel://127.0.0.1:{}?sentinelServiceName={name}", sentinel.port());
+    let (known, unknown) = (url("tested"), url("another"));
+    let fails_by = async |store: &RedisConnections, words: &[&str]| {
+        let (began, mut said) = (Instant::now(), String::new());
+        while !words.iter().all(|words| said.contains(words)) {
+            assert!(began.elapsed() < LONG, "{words:?}: the last error is {said}");
+            if let Err(error) = run(store, "key").await {
+                said = crate::error::WithSources(&error).to_string();
+            }
+            sleep(5 * MS).await;
+        }
+    };
+    let mut stores = Vec::new();
+    for settings in clients(&ConnectionSettings::default()) {
+        let store = RedisConnections::connect(&unknown, settings.clone()).unwrap();
+        fails_by(&store, &["know no master of the name `another`", "sentinelServiceName"]).await;
+        stores.push(connected(&known, settings).await);
+    }
+    tokio::task::block_in_place(|| master.kill());
+    let address = format!("127.0.0.1:{}", master.port());
+    for store in &stores {
+        let words = ["Redis at ", "master tested of sentinel 127.0.0.1:", &address, " refuses connections"];
+        fails_by(store, &words).await;
+    }
+    tokio::task::block_in_place(|| sentinel.kill());
+    for store in &stores {
+        fails_by(store, &["sentinel", ", so the address of master `tested` is not known"]).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_get_their_own_password_and_not_the_servers() {
     for (of_sentinel, login) in [("", ""), ("requirepass guard", "&sentinelPassword=guard")] {

@@ -70,7 +70,7 @@ impl Transport for Simulated {
             let ended = CallFailure::lost(StoreErrorKind::Unavailable, format!("no connection to {}", self.address));
             let _connection = Connection(&self.wire);
             if self.wire.connect().await {
-                heard.record_connection();
+                heard.record_connection(None);
                 self.wire.until_cut().await;
             }
             ended

@@ -140,7 +140,7 @@ impl<S: Subject> Story<S> {
         }
         // The server answers each call, if late. So no process may believe that it is dead.
         let dead = outcomes.iter().filter_map(|outcome| outcome.error.as_ref());
-        let dead = dead.filter(|error| error.contains("is away") || error.contains("does not answer")).count();
+        let dead = dead.filter(|error| error.contains("no check is sent until")).count();
         if dead > 0 && load.found.is_none() {
             state.ledger.problem(format!("{dead} checks failed because a server that answers is believed dead"));
         }

@@ -186,7 +186,7 @@ async fn offer(flights: &Arc<Flights<Server>>, rate: u64, time: Duration) -> End
             let took = came.elapsed();
             let end = match answer.and_then(|answer| answer) {
                 Ok(()) if took <= DEADLINE => None,
-                Ok(()) => Some(Unanswered::TimedOut(DEADLINE)),
+                Ok(()) => Some(Unanswered::TimedOut { deadline: DEADLINE, quickest: None }),
                 Err(failure) => why::<()>(Err(failure)),
             };
             (came - began, took, end)
