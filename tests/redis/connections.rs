@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, interval, sleep};
-use tower_ratelimit::limiter::{StoreErrorKind, redis::RedisLimiterBuilder};
+use tower_ratelimit::limiter::{Limiter, StoreErrorKind, redis::RedisLimiterBuilder};
 use tower_ratelimit::observe::LimiterEvent;
 use tower_ratelimit::{Policy, Quota, RedisLimiter};
 
@@ -254,6 +254,24 @@ async fn process_that_starts_while_redis_is_slow_serves_later() {
     proxy.delay(Duration::ZERO);
     proxy.reset(); // a delay is that of a connection
     eventually("checks are decided", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
+}
+
+/// A process that lacks processor time reads no answer in time, so its probe shows nothing about the server.
+#[tokio::test]
+async fn far_redis_does_not_become_ready_to_a_busy_process() {
+    let (_server, proxy, _seen, limiter) = far_server().await;
+    eventually("the probe fails", async || limiter.probe().await.is_err()).await;
+    for _ in 0..3 {
+        sleep(1_000 * MS).await; // a probe is sent once a second
+        let probed = limiter.clone();
+        let probe = tokio::spawn(async move { probed.probe().await });
+        tokio::task::yield_now().await;
+        std::thread::sleep(90 * MS);
+        probe.await.unwrap().expect_err("no answer comes within the deadline");
+    }
+    proxy.delay(Duration::ZERO);
+    proxy.reset(); // a delay is that of a connection
+    eventually("the probe succeeds", async || limiter.probe().await.is_ok()).await;
 }
 
 /// Both are silent for too long. Paused writes answer new connections, and no scripts.

@@ -124,7 +124,7 @@ impl Limits {
 
     /// Asks whether the store decides now. Returns why not.
     pub(crate) async fn probe(&self) -> Result<(), String> {
-        self.limiter.probe().await.map_err(|error| error.to_string())
+        self.limiter.probe().await.map_err(|error| text_with_causes(&error))
     }
 }
 

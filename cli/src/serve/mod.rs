@@ -183,7 +183,7 @@ async fn watch_store(server: Arc<Server>, store: watch::Sender<Store>) {
             Ok(()) => {
                 failing_since = None;
                 if before == Store::Fails {
-                    server.log.info("store-back", "the store decides again");
+                    server.log.info("store-back", "the store decides again, within the deadline");
                     store.send_replace(Store::Decides);
                 }
             }

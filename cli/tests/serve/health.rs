@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use crate::http::get;
+use crate::http::{get, post_json};
 use crate::python::{self, Client};
 use crate::server::{Server, rules};
+use crate::support::proxy::Proxy;
 use crate::support::redis_server;
 use crate::wait::{wait_until, wait_until_ready};
 
@@ -51,6 +53,39 @@ fn python_client_watches_the_health_until_the_end() {
     for event in ["store-away", "store-back"] {
         assert_eq!(log.iter().filter(|known| *known == event).count(), 1, "{log:?}");
     }
+}
+
+/// No request passes, so no balancer should send any.
+#[test]
+fn server_is_not_ready_while_its_store_answers_too_late() {
+    let redis = redis_server::Server::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let proxy = runtime.block_on(async { Proxy::start(redis.port()) });
+    proxy.delay(Duration::from_millis(90));
+    let mut server = Server::start(&rules(), &["--redis", &proxy.url(), "--deadline", "50ms"]);
+    let far = server.wait_for_line(|line| line["event"] == "store-far");
+    assert!(far["message"].as_str().unwrap().ends_with("no check has an answer in time"), "{far}");
+    wait_until(|| get(server.admin, "/ready", &[]).status == 503);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for client in 0..8 {
+            let (asked, body) = (server.asked, format!("{{\"client\": \"203.0.113.{client}\"}}"));
+            scope.spawn(move || {
+                while began.elapsed() < Duration::from_secs(8) {
+                    let answer = post_json(asked, "/v1/check", &[], &body).json();
+                    assert_eq!(answer["allowed"], false, "{answer}");
+                }
+            });
+        }
+        while began.elapsed() < Duration::from_secs(8) {
+            assert_eq!(get(server.admin, "/ready", &[]).status, 503, "{:?}", server.lines());
+        }
+    });
+    assert!(server.lines().iter().all(|line| line["event"] != "store-back"), "{:?}", server.lines());
+    proxy.delay(Duration::ZERO);
+    proxy.reset(); // a delay is that of a connection
+    wait_until_ready(&server);
+    server.wait_for_line(|line| line["event"] == "store-back");
 }
 
 #[test]

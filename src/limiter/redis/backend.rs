@@ -55,6 +55,10 @@ impl Backend for RedisBackend {
         self.flights.store().store.error_at_once(lane)
     }
 
+    fn answers_in_time(&self, lane: u16) -> Option<Result<(), RedisError>> {
+        Some(self.flights.answers_in_time(lane)?.map_err(Into::into))
+    }
+
     fn stored(&self, policy: &Policy, key: &Key) -> StoredKey {
         self.space.key(policy, key)
     }

@@ -37,6 +37,10 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
     /// known.
     fn error_at_once(&self, lane: u16) -> Option<Self::Error>;
 
+    /// Returns whether a call of this lane was answered within the deadline in the last seconds. `None` if no call was
+    /// answered.
+    fn answers_in_time(&self, lane: u16) -> Option<Result<(), Self::Error>>;
+
     fn stored(&self, policy: &Policy, key: &Key) -> Self::Stored;
 
     /// Returns the lane of a key. The store decides charges in one step if their keys are in one lane.

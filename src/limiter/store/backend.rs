@@ -85,6 +85,10 @@ impl<S: Store> Backend for Swaps<S> {
         self.flights.store().error_at_once()
     }
 
+    fn answers_in_time(&self, lane: u16) -> Option<Result<(), StoreError>> {
+        Some(self.flights.answers_in_time(lane)?.map_err(Into::into))
+    }
+
     fn stored(&self, policy: &Policy, key: &Key) -> HashedKey {
         let name = policy.stored_name();
         let mut text = String::with_capacity(self.before.len() + name.len() + 40);

@@ -61,11 +61,13 @@ const LEFT_LINES: usize = 1_024;
 struct Probed<E> {
     asked_at: Option<Timestamp>,
     answer: Option<Result<(), E>>,
+    /// The instant at which the store last did not decide a probe in time.
+    failed_at: Option<Timestamp>,
 }
 
 impl<E> Default for Probed<E> {
     fn default() -> Self {
-        Self { asked_at: None, answer: None }
+        Self { asked_at: None, answer: None, failed_at: None }
     }
 }
 

@@ -6,9 +6,11 @@ use std::time::Duration;
 use super::{CheckReply, Checks};
 use crate::base::random;
 use crate::base::sync::lock;
+use crate::base::time::Timestamp;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::backend::{Backend, RemoteError};
+use crate::limiter::remote::flights::REMEMBERED;
 use crate::limiter::{Charge, Reply};
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -44,30 +46,58 @@ impl<B: Backend> Checks<B> {
         let mut reached = None;
         for n in 0..TRIES {
             let Some(key) = Key::of(random::mixed(now.as_micros().wrapping_add(n))) else { continue };
-            failed = self.backend.error_at_once(self.backend.lane(&self.backend.stored(&policy, &key)));
+            let lane = self.backend.lane(&self.backend.stored(&policy, &key));
+            failed = self.backend.error_at_once(lane);
             if failed.is_none() {
-                reached = Some(key);
+                reached = Some((key, lane));
                 break;
             }
         }
         if let Some(error) = failed {
-            lock(&self.probed).answer = Some(Err(error.clone()));
-            return Reply::Now(Err(error));
+            let answer = Err(error);
+            self.record_probe(&answer);
+            return Reply::Now(answer);
         }
-        let Some(key) = reached else {
+        let Some((key, lane)) = reached else {
             debug_assert!(false, "a number is short enough for a key");
             return Reply::Now(Ok(()));
         };
         let (checks, taken) = (Arc::clone(self), self.take(&[Charge::new(&policy, &key)]));
         Reply::Later(Box::pin(async move {
-            let answer = match taken.await {
-                // Ignores an overload: this process asks for too much, and the store may still answer. A process that
-                // stopped serving because of its own overload would move its load to the other processes.
-                Err(error) if error.kind() == StoreErrorKind::Overloaded => Ok(()),
-                answer => answer.map(drop),
-            };
-            lock(&checks.probed).answer = Some(answer.clone());
-            answer
+            match taken.await {
+                Err(error) if error.kind() == StoreErrorKind::Overloaded => checks.probe_by_calls(lane),
+                answer => {
+                    let answer = answer.map(drop);
+                    checks.record_probe(&answer);
+                    answer
+                }
+            }
         }))
+    }
+
+    /// Returns the answer to a probe for which this process had no time. The overload of this process is no reason to
+    /// fail: a process that stopped serving would move its load to the other processes. But the probe fails if the
+    /// store answered no call of the last seconds within the deadline. After a failed probe, only calls that were made
+    /// since then show that the store answers in time.
+    fn probe_by_calls(&self, lane: u16) -> Result<(), B::Error> {
+        let now = self.denials.now();
+        let calls = self.backend.answers_in_time(lane);
+        if let Some(late @ Err(_)) = calls {
+            self.record_probe(&late);
+            return late;
+        }
+        let mut probed = lock(&self.probed);
+        let is_recent = |at: Timestamp| at <= now && now < at.saturating_add(REMEMBERED);
+        if calls.is_some() && !probed.failed_at.is_some_and(is_recent) {
+            probed.answer = Some(Ok(()));
+        }
+        probed.answer.clone().unwrap_or(Ok(()))
+    }
+
+    fn record_probe(&self, answer: &Result<(), B::Error>) {
+        let now = self.denials.now();
+        let mut probed = lock(&self.probed);
+        probed.failed_at = if answer.is_err() { Some(now) } else { None };
+        probed.answer = Some(answer.clone());
     }
 }

@@ -29,6 +29,7 @@ use self::load_window::{CALLS_MIN, LoadWindow, Sent};
 #[cfg(any(feature = "_redis", test))]
 pub(crate) use self::queue::Queue;
 use self::quickest::QuickestCall;
+pub(crate) use self::quickest::REMEMBERED;
 use super::deadline::Deadline;
 use super::permits::Permits;
 use super::unanswered::{Shed, Unanswered};
@@ -139,6 +140,14 @@ impl<F: RemoteStore> Flights<F> {
             load.quickest_call = load.quickest_call.max(lane.quickest.read(now));
         }
         load
+    }
+
+    /// Returns whether a call of a lane was answered within the deadline in the last seconds, at most [`REMEMBERED`].
+    /// `None` if no call was answered.
+    pub(crate) fn answers_in_time(&self, lane: u16) -> Option<Result<(), Unanswered>> {
+        let (deadline, quickest) = (self.0.deadline, self.0.lock(lane).quickest.read(Instant::now()));
+        let is_late = |call: Duration| call >= deadline;
+        quickest.map(|call| if is_late(call) { Err(Unanswered::TimedOut { deadline, quickest }) } else { Ok(()) })
     }
 
     /// Returns what `read` reads from the queue of the first lane.

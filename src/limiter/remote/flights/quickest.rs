@@ -8,6 +8,9 @@ use tokio::time::Instant;
 /// A call is forgotten after one to two times this span.
 const SPAN: Duration = Duration::from_secs(5);
 
+/// The longest time for which a call is remembered.
+pub(crate) const REMEMBERED: Duration = Duration::from_secs(10);
+
 /// The quickest call of this span, and of the span before.
 #[derive(Default)]
 pub(super) struct QuickestCall {
@@ -45,6 +48,7 @@ mod tests {
 
     #[test]
     fn quickest_call_is_forgotten_after_five_to_ten_seconds() {
+        assert_eq!(REMEMBERED, 2 * SPAN);
         let (mut quickest, began, ms) = (QuickestCall::default(), Instant::now(), Duration::from_millis);
         let at = |seconds| began + Duration::from_secs(seconds);
         assert_eq!(quickest.read(began), None);

@@ -40,6 +40,34 @@ async fn probe_recovers_without_requests() {
     assert!(limiter.probe().await.is_err(), "a process that drains is not ready");
 }
 
+/// The probe cannot be sent, because the process has too many checks in flight. That is no sign that the store answers.
+#[tokio::test(start_paused = true)]
+async fn overload_does_not_end_a_failed_probe() {
+    let (lab, own) = (Lab::default(), ManualClock::new());
+    let builder = StoreLimiterBuilder::new().own_clock(own.clone()).max_in_flight(1);
+    let limiter = builder.build(lab.clone()).unwrap();
+    let busy = || {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.take(&[Charge::new(&hourly(9), &key("a"))]).await.map(drop) })
+    };
+    *lock(&lab.0.random) = vec![Fate::Silent];
+    assert_eq!(limiter.probe().await.unwrap_err().kind(), StoreErrorKind::Timeout);
+    own.advance(SECOND);
+    let check = busy();
+    tokio::task::yield_now().await;
+    assert_eq!(limiter.probe().await.unwrap_err().kind(), StoreErrorKind::Timeout, "the answer of the last probe");
+    check.await.unwrap().unwrap_err();
+    lock(&lab.0.random).clear();
+    own.advance(SECOND);
+    limiter.probe().await.unwrap();
+    *lock(&lab.0.random) = vec![Fate::Silent];
+    own.advance(SECOND);
+    let check = busy();
+    tokio::task::yield_now().await;
+    limiter.probe().await.expect("the overload of a process alone does not make it unready");
+    check.await.unwrap().unwrap_err();
+}
+
 #[tokio::test(start_paused = true)]
 async fn probe_asks_the_store_once_a_second() {
     let (lab, own) = (Lab::default(), ManualClock::new());
