@@ -10,6 +10,7 @@
 //! | `redis-5ms`, `redis-20ms`, `redis-40ms` | Redis behind a proxy, so that a round trip takes this time |
 //! | `redis-neighbours` | eight other connections run scripts of 4 ms, one after the other |
 //! | `redis-slow` | each key of a script call holds the server for 300 µs: no client gets more than 3,333 |
+//! | `redis-thin` | Redis behind a proxy that lets 100 kB a second pass, each way |
 //! | `postgres-0.1ms`, `postgres-3ms`, `postgres-8ms` | a logged table, and a flush of the log takes this time |
 //!
 //! Deadlines are 50 ms, and 100 ms for 40 ms. Beside `RedisLimiter` through both client libraries are two clients that
@@ -151,6 +152,7 @@ fn measure(options: &Options) -> Vec<Point> {
         place("redis-40ms", far(40), 2 * DEADLINE, &[2_000.0, 3_000.0, 4_000.0, 6_000.0]),
         place("redis-neighbours", Place::Neighbours(8), DEADLINE, &[500.0, 4_000.0]),
         place("redis-slow", Place::Slow(Duration::from_micros(300)), DEADLINE, &[4_000.0]),
+        place("redis-thin", Place::Thin(100_000), DEADLINE, &[500.0, 1_000.0]),
     ] {
         if is_wanted(case.name) {
             bench.redis(&case);
@@ -553,6 +555,8 @@ enum Place {
     Neighbours(usize),
     /// Each key holds the server for this time.
     Slow(Duration),
+    /// Behind a proxy that lets this number of bytes a second pass.
+    Thin(u32),
 }
 
 impl Bench<'_> {
@@ -561,6 +565,7 @@ impl Bench<'_> {
         let line = match case.place {
             Place::Far(trip) => Some(DelayLine::start(server.port(), trip / 2)),
             Place::Slow(each_key) => Some(DelayLine::start_slow(server.port(), each_key)),
+            Place::Thin(bytes_a_second) => Some(DelayLine::start_thin(server.port(), bytes_a_second)),
             Place::Here | Place::Neighbours(_) => None,
         };
         let url = format!("redis://127.0.0.1:{}", line.as_ref().map_or(server.port(), DelayLine::port));

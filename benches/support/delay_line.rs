@@ -1,5 +1,6 @@
 //! A TCP proxy that puts a server far away: it holds the bytes of each direction for a time, and passes on as many as
-//! come. It can also make a server of Redis slow, which then does one key after the other.
+//! come. It can also make a server of Redis slow, which then does one key after the other, or let only some bytes a second
+//! pass.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -16,21 +17,28 @@ pub(crate) struct DelayLine {
 impl DelayLine {
     /// Starts a proxy that holds all bytes for this time, each way.
     pub(crate) fn start(to: u16, each_way: Duration) -> Self {
-        Self::listen(to, each_way, None)
+        Self::listen(to, each_way, [None, None])
     }
 
     /// Starts a proxy that lets each key of a script call hold the server for this time. All connections stand in one
     /// line, as before a server that does one call after the other.
     pub(crate) fn start_slow(to: u16, each_key: Duration) -> Self {
-        Self::listen(to, Duration::ZERO, Some(each_key))
+        Self::listen(to, Duration::ZERO, [Some(Turnstile::new(Unit::Key, each_key)), None])
     }
 
-    fn listen(to: u16, each_way: Duration, each_key: Option<Duration>) -> Self {
+    /// Starts a proxy that lets this number of bytes a second pass, each way. All connections share them.
+    pub(crate) fn start_thin(to: u16, bytes_a_second: u32) -> Self {
+        let line = || Some(Turnstile::new(Unit::Byte, Duration::from_secs(1) / bytes_a_second));
+        Self::listen(to, Duration::ZERO, [line(), line()])
+    }
+
+    /// `lines` are those of the bytes to the server, and of those from it.
+    fn listen(to: u16, each_way: Duration, lines: [Option<Turnstile>; 2]) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a port");
         let port = listener.local_addr().expect("it listens").port();
         let has_ended = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&has_ended);
-        let turnstile = each_key.map(|each| Arc::new(Turnstile { each, free_at: Mutex::new(Instant::now()) }));
+        let [there, back] = lines.map(|line| line.map(Arc::new));
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 if ended.load(Ordering::Relaxed) {
@@ -40,8 +48,8 @@ impl DelayLine {
                 // Without it small answers sometimes wait for 40 ms.
                 let _ = (client.set_nodelay(true), server.set_nodelay(true));
                 let (Ok(from_client), Ok(to_server)) = (client.try_clone(), server.try_clone()) else { continue };
-                carry(from_client, to_server, each_way, turnstile.clone());
-                carry(server, client, each_way, None);
+                carry(from_client, to_server, each_way, there.clone());
+                carry(server, client, each_way, back.clone());
             }
         });
         Self { port, has_ended }
@@ -74,7 +82,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, delay: Duration, turnstile: Opt
                 None => send.send((at, buffer[..read].to_vec())).is_ok(),
                 Some(turnstile) => {
                     begun.extend_from_slice(&buffer[..read]);
-                    turnstile.take_commands(&mut begun).into_iter().all(|command| send.send(command).is_ok())
+                    turnstile.take(&mut begun).into_iter().all(|part| send.send(part).is_ok())
                 }
             };
             if !is_sent {
@@ -104,23 +112,49 @@ fn carry(mut from: TcpStream, mut to: TcpStream, delay: Duration, turnstile: Opt
     });
 }
 
-/// The one line before a slow server.
+/// The one line before a slow server, or in a proxy that lets only some bytes a second pass.
 struct Turnstile {
+    unit: Unit,
+    /// The time that a unit takes.
     each: Duration,
     free_at: Mutex<Instant>,
 }
 
+#[derive(Clone, Copy)]
+enum Unit {
+    Key,
+    Byte,
+}
+
+/// The most bytes that pass together, if bytes are counted.
+const PART: usize = 128;
+
 impl Turnstile {
-    /// Takes the whole commands off the front, each with the instant at which the server is done with it.
-    fn take_commands(&self, bytes: &mut Vec<u8>) -> Vec<(Instant, Vec<u8>)> {
-        let mut commands = Vec::new();
-        while let Some((length, keys)) = first_command(bytes) {
+    fn new(unit: Unit, each: Duration) -> Self {
+        Self { unit, each, free_at: Mutex::new(Instant::now()) }
+    }
+
+    /// Takes whole parts off the front, each with the instant at which it has passed.
+    fn take(&self, bytes: &mut Vec<u8>) -> Vec<(Instant, Vec<u8>)> {
+        let mut parts = Vec::new();
+        while let Some((length, units)) = self.first_part(bytes) {
             let rest = bytes.split_off(length);
             let mut free_at = self.free_at.lock().expect("no thread panics");
-            *free_at = (*free_at).max(Instant::now()) + self.each * keys;
-            commands.push((*free_at, std::mem::replace(bytes, rest)));
+            *free_at = (*free_at).max(Instant::now()) + self.each * units;
+            parts.push((*free_at, std::mem::replace(bytes, rest)));
         }
-        commands
+        parts
+    }
+
+    /// Returns the length of the first part and its units, once it is whole.
+    fn first_part(&self, bytes: &[u8]) -> Option<(usize, u32)> {
+        match self.unit {
+            Unit::Key => first_command(bytes),
+            Unit::Byte => {
+                let length = bytes.len().min(PART);
+                (length > 0).then_some((length, length as u32))
+            }
+        }
     }
 }
 
