@@ -47,14 +47,22 @@ struct Way {
     changes: Duration,
     /// If set, such a turn reads no more requests of a connection, as Redis reads 16 KiB.
     reads: u64,
+    /// The time from which on there are turns, or from which on a trip takes `later_trip`, if that is set.
+    later: Duration,
+    later_trip: Duration,
 }
 
 impl Way {
+    /// Returns the time of a trip that begins after this time.
+    fn trip_at(self, since: Duration) -> Duration {
+        if self.later_trip.is_zero() || since < self.later { self.trip } else { self.later_trip }
+    }
+
     /// Returns when a request that comes after this time has its turn, and is answered apart from its own work. A turn
     /// reads requests of a connection if `reads` says so.
     fn next_turn(self, since: Duration, mut reads: impl FnMut(Duration) -> bool) -> Duration {
         let longer = self.longest_turn.saturating_sub(self.turn).as_micros() as u64;
-        if self.turn.is_zero() {
+        if self.turn.is_zero() || since < self.later {
             return since;
         }
         let (mut turn, mut number) = (Duration::ZERO, 1_u64);
@@ -110,7 +118,8 @@ impl RemoteStore for Server {
     type Queue = Queue<Self>;
 
     async fn send_batch(&self, callers: Vec<Caller<Self>>, _until: Instant, _: Option<Timestamp>) -> CallResult {
-        let Way { trip, each, .. } = self.0.way;
+        let Way { each, .. } = self.0.way;
+        let trip = self.0.way.trip_at(self.0.began.elapsed());
         let mut at = Instant::now() + trip / 2;
         if let Some((_, end)) = self.0.stall.lock().unwrap().filter(|(begin, end)| (*begin..*end).contains(&at)) {
             at = end;
@@ -327,6 +336,41 @@ async fn turns_that_read_few_requests_are_used() {
         let decided = decided(&ends, 40 * SECOND, 60 * SECOND);
         println!("{rate} offered: {decided} decided");
         assert!(decided >= 25, "{rate} offered, {decided} decided");
+    }
+}
+
+/// Calls were short before, and under load no call is alone that shows what one takes now.
+#[tokio::test(start_paused = true)]
+async fn neighbours_that_come_under_load_cost_no_checks() {
+    for turn in [260, 300, 340] {
+        for rate in [200, 1_200] {
+            let way =
+                Way { trip: MS, each: Duration::from_micros(30), turn: turn * MS, later: 4 * SECOND, ..Way::default() };
+            let ends = offer(&Server::new(way).limiter(), rate, 20 * SECOND).await;
+            let decided = decided(&ends, 8 * SECOND, 12 * SECOND);
+            println!("turns of {turn} ms, {rate} offered, {decided} decided");
+            assert!(decided * 100 >= rate * 95, "turns of {turn} ms, {rate} offered, {decided} decided");
+        }
+    }
+}
+
+/// New connections lead to another server, for instance.
+#[tokio::test(start_paused = true)]
+async fn store_that_moves_away_under_load_decides_all() {
+    for later_trip in [100, 200, 300] {
+        for rate in [200, 1_200] {
+            let way = Way {
+                trip: MS,
+                each: Duration::from_micros(30),
+                later: 4 * SECOND,
+                later_trip: later_trip * MS,
+                ..Way::default()
+            };
+            let ends = offer(&Server::new(way).limiter(), rate, 20 * SECOND).await;
+            let decided = decided(&ends, 8 * SECOND, 12 * SECOND);
+            println!("{later_trip} ms, {rate} offered, {decided} decided");
+            assert!(decided * 100 >= rate * 97, "{later_trip} ms, {rate} offered, {decided} decided");
+        }
     }
 }
 
