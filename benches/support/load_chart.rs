@@ -13,7 +13,7 @@ const LEFT: f64 = 50.0;
 const TOP: f64 = 40.0;
 const COLUMNS: usize = 2;
 
-/// The cases that are drawn, in this order, and their titles. In the others all clients decide everything.
+/// The cases that are drawn, in this order, and their titles.
 const TITLES: [(&str, &str); 6] = [
     ("redis-5ms", "Redis, 5 ms away"),
     ("redis-40ms", "Redis, 40 ms away, with a deadline of 100 ms"),
