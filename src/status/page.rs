@@ -29,7 +29,7 @@ use super::request::{
 use super::settings::{self, SettingRequest};
 use super::source::{ErasedLayer, LayerSource};
 use super::target::{Held, LayerKeys, ListedKey};
-use super::view::{ExplainedLayer, PageView};
+use super::view::{ExplainedLayer, PageView, RulesView};
 use super::{html, json};
 use crate::base::head::Head;
 use crate::error::WithSources;
@@ -241,6 +241,10 @@ impl StatusPage {
     }
 
     /// Shows the version of a file of rules, and why its newest version was refused.
+    ///
+    /// The page shows this without a call of this method if a layer with the rules has the `Stats` of the page as its
+    /// observer. Call this method if no layer has this observer, if there are several files, or if operators
+    /// [push](crate::fleet) rules: pushed rules may be refused before a layer has its observer.
     #[cfg(feature = "rules")]
     #[must_use]
     pub fn rules(mut self, rules: &crate::rules::Rules) -> Self {
@@ -476,10 +480,14 @@ impl PageContent {
 
     async fn view(&self, parts: &Parts) -> PageView {
         let mut view = PageView::new(self.stats.snapshot(), &self.sources);
+        view.rules = view.stats.rules().map(|in_force| {
+            let error = view.stats.events().rules_error().map(str::to_owned);
+            RulesView { in_force, error }
+        });
         #[cfg(feature = "rules")]
         if let Some(rules) = &self.rules {
             let error = rules.error().map(|error| WithSources(&error).to_string());
-            view.rules = Some(super::view::RulesView { in_force: rules.in_force(), error });
+            view.rules = Some(RulesView { in_force: rules.in_force(), error });
         }
         #[cfg(feature = "fleet")]
         {

@@ -16,7 +16,7 @@ use crate::outcome::OutcomeKind;
 #[cfg(feature = "rules")]
 use crate::rules::Rules;
 use crate::rules_in_force::RulesInForce;
-use crate::stats::Stats;
+use crate::stats::{Stats, StatsSnapshot};
 
 /// The words with which the lines of a report begin.
 const PROCESS: &str = "process";
@@ -91,17 +91,20 @@ impl ReportSource {
         })
     }
 
-    fn rules(&self) -> Option<RulesInForce> {
+    /// Returns the rules that the page was given, or else those of a layer whose statistics the page shows.
+    fn rules(&self, snapshot: &StatsSnapshot) -> Option<RulesInForce> {
         #[cfg(feature = "rules")]
-        return self.rules.get().map(Rules::in_force);
-        #[cfg(not(feature = "rules"))]
-        None
+        if let Some(rules) = self.rules.get() {
+            return Some(rules.in_force());
+        }
+        snapshot.rules()
     }
 
     /// Writes the report of this process. Policies with the most requests in the last hour come first, as many as fit.
     pub(super) fn report(&self, stats: &Stats, fleet: &ReportedFleet) -> String {
         let settings = &fleet.in_force;
-        let (snapshot, rules) = (stats.snapshot(), self.rules());
+        let snapshot = stats.snapshot();
+        let rules = self.rules(&snapshot);
         let count = |is_counted: fn(&OutcomeKind) -> bool| {
             let kinds = OutcomeKind::ALL.iter().filter(|kind| is_counted(kind));
             kinds.fold(0_u64, |sum, kind| sum.saturating_add(snapshot.requests(*kind)))

@@ -353,6 +353,26 @@ async fn rules_of_a_file_are_shown_with_their_version_and_error() {
 }
 
 #[tokio::test]
+async fn rules_of_an_observed_layer_are_shown_without_being_named() {
+    let world = World::new();
+    let rules = Rules::from_text("rules: [{name: a, quota: 5/s, key: peer-ip}]").unwrap();
+    let layer = rules.layer(memory(&world.clock)).unwrap().observer(world.stats.clone());
+    let page = StatusPage::new(world.stats.clone()).layer("file", &layer);
+    let _service = layer.layer(());
+    let hash = format!("{:012x}", rules.in_force().hash);
+    let shown = json(&page).await;
+    assert_eq!((&shown["rules"]["hash"], &shown["rules"]["error"]), (&hash.as_str().into(), &Value::Null));
+    rules.replace("rules: [{name: <b>}]").unwrap_err();
+    let shown = json(&page).await;
+    assert_eq!(shown["rules"]["hash"], hash.as_str());
+    assert!(shown["rules"]["error"].as_str().unwrap().starts_with("1:"), "{shown}");
+    let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
+    assert!(html.contains("Rules were refused, and others are in force.") && html.contains("&lt;b&gt;"), "{html}");
+    rules.replace("rules: [{name: b, quota: 5/s, key: peer-ip}]").unwrap();
+    assert!(json(&page).await["rules"]["error"].is_null());
+}
+
+#[tokio::test]
 async fn error_of_checks_is_shown_until_they_recover() {
     let world = World::new();
     world.stats.on_limiter_event(&LimiterEvent::store_failed(StoreErrorKind::Unavailable, "a <read only> replica"));
