@@ -47,9 +47,9 @@ const SECOND: u64 = 1_000_000;
 ///
 /// Rates are possible from one unit per 366 days to billions of units per second, and byte quotas up to terabytes per
 /// month. A quota outside of these ranges is an error when the quota is made, not when a request comes.
-/// [`per_second`](Self::per_second), `per_minute`, `per_hour`, `per_day`, `per_calendar_month`,
-/// [`concurrent`](Self::concurrent) and [`unlimited`](Self::unlimited) cannot fail: a limit above the largest possible
-/// limit counts as the largest.
+/// [`per_second`](Self::per_second), `per_minute`, `per_hour`, `per_day`, `per_calendar_day`,
+/// `per_calendar_month`, [`concurrent`](Self::concurrent) and [`unlimited`](Self::unlimited) cannot fail: a limit above
+/// the largest possible limit counts as the largest.
 ///
 /// A quota with a limit of 0 lets no request pass.
 #[derive(Clone, Copy)]
@@ -61,25 +61,29 @@ pub struct Quota {
 
 /// # Limits
 impl Quota {
-    /// Makes a token bucket of `limit` per second with a burst of `limit`.
+    /// Makes a token bucket of `limit` per second with a burst of `limit`. Up to twice the limit passes in the first
+    /// second: the burst, and what flows in meanwhile. For a strict limit use a [sliding log](Self::sliding_log).
     #[must_use]
     pub fn per_second(limit: u64) -> Self {
         Self::simple(limit, SECOND)
     }
 
-    /// Makes a token bucket of `limit` per minute with a burst of `limit`.
+    /// Makes a token bucket of `limit` per minute with a burst of `limit`. Up to twice the limit passes in the first
+    /// minute, as with [`per_second`](Self::per_second).
     #[must_use]
     pub fn per_minute(limit: u64) -> Self {
         Self::simple(limit, 60 * SECOND)
     }
 
-    /// Makes a token bucket of `limit` per hour with a burst of `limit`.
+    /// Makes a token bucket of `limit` per hour with a burst of `limit`. Up to twice the limit passes in the first
+    /// hour, as with [`per_second`](Self::per_second).
     #[must_use]
     pub fn per_hour(limit: u64) -> Self {
         Self::simple(limit, 3_600 * SECOND)
     }
 
-    /// Makes a token bucket of `limit` per day of 24 hours with a burst of `limit`.
+    /// Makes a token bucket of `limit` per day of 24 hours with a burst of `limit`. Up to twice the limit passes in the
+    /// first 24 hours. For a daily budget use [`per_calendar_day`](Self::per_calendar_day).
     #[must_use]
     pub fn per_day(limit: u64) -> Self {
         Self::simple(limit, 86_400 * SECOND)
@@ -189,6 +193,19 @@ impl Quota {
     /// Returns an error if the limit is out of [range](Self#exactness-and-ranges).
     pub fn calendar(limit: u64, calendar: Calendar) -> Result<Self, ConfigError> {
         Self::checked(Self::calendar_spec(limit, calendar))
+    }
+
+    /// Makes a counter of `limit` units for each day of the calendar in UTC: a daily budget that starts afresh at
+    /// midnight. See [`calendar`](Self::calendar) for the days of another time zone.
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// assert_eq!(Quota::per_calendar_day(1_000).to_string(), "1000 per calendar day");
+    /// ```
+    #[must_use]
+    pub fn per_calendar_day(limit: u64) -> Self {
+        Self::from_spec(Self::calendar_spec(limit.min(UNITS_MAX), Calendar::day()))
     }
 
     /// Makes a counter of `limit` units for each month of the calendar in UTC. See
