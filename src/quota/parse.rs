@@ -173,7 +173,7 @@ impl FromStr for Quota {
     /// `500 per calendar week from sunday`: a calendar day, week, month, quarter or year, the day on which each month
     /// or week begins, and a time zone.
     ///
-    /// The word `requests` may follow a limit: `100 requests per minute`.
+    /// The word `requests` may follow a limit, and `a` or `an` may stand for `per`: `100 requests a minute`.
     ///
     /// A quota that [counts bytes](Quota::in_bytes) has a unit after each number of bytes:
     /// `10 MiB per hour, burst 20 MiB`. The units are `B`, the powers of 1,000 (`kB`, `MB`, `GB`, `TB`), and the powers
@@ -399,14 +399,8 @@ impl<'a> WordReader<'a> {
 
     /// Reads the period and the algorithm of a quota whose limit was read. Returns whether the algorithm is named.
     fn timed(&mut self, limit: u64) -> Result<(Quota, bool), ConfigError> {
-        if !self.skip("per") {
-            return Err(match self.next() {
-                Some(word) => self.error(&format!(
-                    "{} stands where `per` should be, as in `per minute` or `per calendar month`",
-                    QuotedWord(word)
-                )),
-                None => self.error("`per` is missing"),
-            });
+        if !["per", "a", "an"].iter().any(|word| self.skip(word)) {
+            return Err(self.without_per(limit));
         }
         if self.skip("calendar") {
             return self.of_calendar(limit);
@@ -423,6 +417,25 @@ impl<'a> WordReader<'a> {
             algorithm => Quota::build(limit, period, algorithm)?,
         };
         Ok((quota, named.is_some()))
+    }
+
+    /// Returns the error for a text that has no `per` after the limit.
+    fn without_per(&mut self, limit: u64) -> ConfigError {
+        let is_in_flight = ["in flight", "at a time", "in parallel"].iter().any(|phrase| self.is_next(phrase));
+        let Some(word) = self.next() else { return self.error("`per` is missing") };
+        if is_in_flight || ["concurrent", "concurrently", "parallel", "simultaneous"].contains(&word) {
+            return self.error(&format!("to limit the requests in flight, write `{limit} at once`"));
+        }
+        let is_part = word.len() == 3 && word.bytes().all(|byte| byte.is_ascii_digit());
+        if is_part && self.text.contains(&format!("{limit},{word}")) {
+            let number = self.text.trim_start().chars().take_while(|c| c.is_ascii_digit() || *c == ',').take(40);
+            let number: String = number.filter(|c| *c != ',').collect();
+            return self.error(&format!("a number has no commas: write `{number}`"));
+        }
+        self.error(&format!(
+            "{} stands where `per` should be, as in `per minute` or `per calendar month`",
+            QuotedWord(word)
+        ))
     }
 
     /// Reads the windows of a quota of the calendar.

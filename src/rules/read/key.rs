@@ -41,6 +41,12 @@ fn named(text: &str) -> Option<(&str, &str)> {
     (NAMED.contains(&kind) && !name.contains(char::is_whitespace)).then_some((kind, name))
 }
 
+/// Returns whether a word is probably the name of a header that tells clients apart.
+fn is_usual_header(word: &str) -> bool {
+    let word = word.to_ascii_lowercase();
+    word.starts_with("x-") || ["authorization", "api-key", "apikey", "user-agent", "cf-connecting-ip"].contains(&&*word)
+}
+
 impl ValueReader<'_, '_, '_> {
     pub(super) fn key(&mut self, node: &Node<'_>) -> Option<Vec<At<KeySpec>>> {
         self.one_or_more(node, "key", |reader, node| reader.key_part(node, "`key`"))
@@ -98,7 +104,11 @@ impl ValueReader<'_, '_, '_> {
         let ready = KEYS.iter().map(|(ready, _)| *ready);
         let known: Vec<&str> = ready.chain(NAMED).chain(registered.iter().copied()).collect();
         let message = format!("no key is named {}", Quoted(name));
-        let otherwise = format!("; register it in the program, or use {}", listed(known.iter().copied().take(20)));
+        let otherwise = if is_usual_header(name) {
+            format!("; did you mean {}?", Quoted(&format!("header {name}")))
+        } else {
+            format!("; register it in the program, or use {}", listed(known.iter().copied().take(20)))
+        };
         let can_be_used = self.unregistered(NameKind::Key, name, position, &message, known, &otherwise);
         can_be_used.then(|| KeySpec::Registered(name.into()))
     }

@@ -169,6 +169,13 @@ impl ValueReader<'_, '_, '_> {
                 self.problems.add(RulesErrorKind::Field, entry.position, message + ": write `enabled: false`");
                 continue;
             }
+            if known.contains(&"quota")
+                && ["limit", "limits", "rate", "rates", "rate-limit", "rate_limit"].contains(&&*entry.name)
+            {
+                self.problems.add(RulesErrorKind::Field, entry.position, message + "; did you mean `quota`?");
+                meant.push("quota");
+                continue;
+            }
             let otherwise = format!(", which has {}", listed(known.iter().copied()));
             let (word, known) = (&entry.name, known.iter().copied());
             meant.extend(self.problems.add_word(
