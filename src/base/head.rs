@@ -71,6 +71,9 @@ impl<'a> Head<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// This cost is refused with 429, and the body says that the request costs more than its limit. To answer 411
+    /// (Length Required) instead, refuse requests whose `content_length` is `None` in a middleware before the layer.
+    ///
     /// The number is unknown if the request has the header `Transfer-Encoding`, several headers
     /// `Content-Length`, or one that is not a number. Without these headers a request of HTTP/1 has no body, and
     /// the number is 0. So it is for a `GET`, `HEAD`, `OPTIONS`, `DELETE` or `TRACE` of later versions, in which

@@ -221,9 +221,14 @@ impl Refusals {
     /// use tower_ratelimit::Refusals;
     ///
     /// let refusals = Refusals::json().body(|refusal| {
-    ///     format!(r#"{{"error": {{"status": {}}}}}"#, refusal.status().as_u16())
+    ///     let id = refusal.head().headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    ///     let id = id.filter(|id| id.bytes().all(|byte| byte.is_ascii_alphanumeric())).unwrap_or("");
+    ///     format!(r#"{{"error": {{"status": {}, "request": "{id}"}}}}"#, refusal.status().as_u16())
     /// });
     /// ```
+    ///
+    /// The body is also sent with the statuses 400, 403 and 503 of refusals for other reasons than a quota, so do not
+    /// write in every body that the client has to slow down.
     ///
     /// [`Refusal`] has the reason and the wait. With `serde_json`, return `serde_json::json!({..}).to_string()`. `body`
     /// replaces a response that was set by [`with`](Self::with) or [`with_all`](Self::with_all).
