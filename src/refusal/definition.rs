@@ -221,9 +221,10 @@ impl Refusals {
     /// use tower_ratelimit::Refusals;
     ///
     /// let refusals = Refusals::json().body(|refusal| {
-    ///     let id = refusal.head().headers.get("x-request-id").and_then(|id| id.to_str().ok());
-    ///     let id = id.filter(|id| id.bytes().all(|byte| byte.is_ascii_alphanumeric())).unwrap_or("");
-    ///     format!(r#"{{"error": {{"status": {}, "request": "{id}"}}}}"#, refusal.status().as_u16())
+    ///     let id = refusal.head().headers.get("x-request-id");
+    ///     let id: u64 = id.and_then(|id| id.to_str().ok()?.parse().ok()).unwrap_or(0);
+    ///     let status = refusal.status().as_u16();
+    ///     format!(r#"{{"error": {{"status": {status}, "request": {id}}}}}"#)
     /// });
     /// ```
     ///
