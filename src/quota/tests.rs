@@ -299,7 +299,6 @@ fn quota_text_error_says_how_to_fix_it() {
         ("5/1M", Syntax, "write `min`, or `calendar month`"),
         ("5 per 2 M", Syntax, "write `min`, or `calendar month`"),
         ("5 monthly", Syntax, "as in `per minute` or `per calendar month`"),
-        ("5 a month", Syntax, "as in `per minute` or `per calendar month`"),
         ("5 every month", Syntax, "as in `per minute` or `per calendar month`"),
         ("5 calendar month", Syntax, "as in `per minute` or `per calendar month`"),
         ("5 per calendar months", Syntax, "did you mean `month`?"),
