@@ -50,7 +50,8 @@ impl Author {
 /// Rules with names that a program registers are only for such programs, which check them.
 ///
 /// Servers report the names of their rules to the store every five seconds, and the program says how many servers take
-/// the rules. If servers report and none has this name, nothing is pushed.
+/// the rules. If none has this name, nothing is pushed, because the name, the store or the prefix may be wrong. With
+/// --first the rules are pushed for servers that start later.
 ///
 /// Rules that another operator pushed meanwhile are replaced, too, and the program names the operator. With --seen the
 /// program refuses to replace them.
@@ -68,6 +69,10 @@ pub(crate) struct PushOptions {
     /// Refuse if the rules were changed after this revision
     #[arg(long, value_name = "REVISION")]
     seen: Option<u64>,
+    /// Push the rules even if no server reports rules of this name, because such servers start later. Programs without
+    /// a status page never report
+    #[arg(long)]
+    first: bool,
     #[command(flatten)]
     author: Author,
     #[command(flatten)]
@@ -78,6 +83,9 @@ pub(crate) struct PushOptions {
 ///
 /// Without an earlier push these are the rules of each server's own file. One step is kept. After a rollback, or after
 /// an operator ended pushed rules, a rollback is refused until rules are pushed again. To get other rules, push them.
+///
+/// The exit code is 0 if the rules are in force again, and 2 if nothing was changed, or if that is unknown: the message
+/// says which. Nothing is changed if no server that runs now has this name, unless rules were pushed under it.
 #[derive(clap::Args)]
 pub(crate) struct RollbackOptions {
     /// The name of the rules, such as `rules` for those of rules.yaml
@@ -114,7 +122,8 @@ pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, Str
             } else {
                 ". `serve` cannot use them, because they have names that only programs register"
             };
-            let users = users(&fleet, &name).await?;
+            let advice = ["Use --name with a name", ", or use --first if its servers start later"];
+            let (users, when) = users(&fleet, &name, options.first, advice).await?;
             let of_name = |entry: &FleetEntry| entry.target.name() == name;
             let is_same = |entry: &FleetEntry| entry.target.kind() == FleetKind::Rules && *entry.value == *text;
             let same = fleet.entries().into_iter().find(|entry| of_name(entry) && is_same(entry));
@@ -131,7 +140,7 @@ pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, Str
                 }
                 (None, None) => "instead of those of their own files".to_owned(),
             };
-            Ok(format!("revision {revision}: {users}, {instead}{unless}"))
+            Ok(format!("revision {revision}: {users} these rules {when}, {instead}{unless}"))
         },
         output,
     )
@@ -142,45 +151,56 @@ pub(crate) fn rollback(options: &RollbackOptions, output: &mut Output) -> Result
     run(
         &options.store,
         async |fleet, _| {
+            // After a bad push no server may run.
+            let is_of_rules = |kind| matches!(kind, FleetKind::Rules | FleetKind::FormerRules | FleetKind::UndoneRules);
+            let is_pushed = |entry: &FleetEntry| entry.target.name() == name && is_of_rules(entry.target.kind());
+            let is_known = fleet.entries().iter().any(is_pushed);
+            let (users, when) = users(&fleet, name, is_known, ["Use a name", ""]).await?;
             let done = fleet.rollback(&by, why, name, options.seen).await.map_err(with_causes)?;
             let restored = match done.restored {
                 Some(entry) => format!("the rules that {} put in force in revision {}", entry.by, entry.revision),
                 None => "the rules of their own files".to_owned(),
             };
             let revision = done.revision;
-            Ok(format!(
-                "revision {revision}: servers whose rules are named `{name}` take {restored} within two seconds"
-            ))
+            Ok(format!("revision {revision}: {users} {restored} {when}"))
         },
         output,
     )
 }
 
-/// Says how many processes take rules that are pushed under a name, and when.
+/// Says how many processes take the rules of a name, and when. `may_start_later` says that they need not run now.
 ///
 /// # Errors
-/// Returns an error if processes report to the store, and none of them has rules of this name.
-async fn users(fleet: &Fleet, name: &str) -> Result<String, Failure> {
+/// Returns an error, with the advice, if the processes that use these rules have to run now, and none does.
+async fn users(
+    fleet: &Fleet,
+    name: &str,
+    may_start_later: bool,
+    [use_name, or_first]: [&str; 2],
+) -> Result<(String, &'static str), Failure> {
     let unread = |error| Failure::setup(format_args!("nothing was changed: {}", text_with_causes(&error)));
     let FleetProcesses { count, rules, may_miss_processes, .. } = fleet.processes().await.map_err(unread)?;
     let named = format!("whose rules are named `{name}`");
-    let take = "these rules within two seconds";
-    let least = if may_miss_processes { "at least " } else { "" };
+    let (soon, least) = ("within two seconds", if may_miss_processes { "at least " } else { "" });
     match rules.get(name) {
-        Some(1) => Ok(format!("{least}1 process {named} takes {take}")),
-        Some(users) => Ok(format!("{least}{users} processes {named} take {take}")),
-        None if may_miss_processes => Ok(format!(
-            "no process {named} reports to this store, which has no room for the reports of all: any take {take}"
-        )),
-        None if count == 0 => {
-            Ok(format!("no process reports to this store now: those {named} take these rules when they start"))
+        Some(1) => Ok((format!("{least}1 process {named} takes"), soon)),
+        Some(users) => Ok((format!("{least}{users} processes {named} take"), soon)),
+        None if may_miss_processes => {
+            let who = format!("no process {named} reports to this store, which has no room for the reports of all");
+            Ok((format!("{who}: any take"), soon))
         }
+        None if may_start_later => {
+            Ok((format!("no process {named} reports to this store now: such processes take"), "when they start"))
+        }
+        None if count == 0 => Err(Failure::setup(format_args!(
+            "nothing was changed: no process reports to this store. Check the store and --prefix{or_first}"
+        ))),
         None => {
             let known: Vec<String> = rules.keys().map(|name| format!("`{name}`")).collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             Err(Failure::setup(format_args!(
                 "nothing was changed: of the {count} processes that report to this store, none has rules named \
-                 `{name}`. Use --name with a name that they have: {known}"
+                 `{name}`. {use_name} that they have: {known}{or_first}"
             )))
         }
     }

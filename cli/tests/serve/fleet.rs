@@ -50,6 +50,16 @@ fn run(folder: &Folder, arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), out + &err)
 }
 
+/// Waits until this number of servers report to the store.
+fn wait_until_reported(url: &str, count: usize) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let fleet = runtime.block_on(async {
+        let limiter = RedisLimiter::builder().deadline(LONG).connect(url).await.unwrap();
+        Fleet::beside(&limiter).await.unwrap()
+    });
+    wait_until(|| runtime.block_on(fleet.processes()).is_ok_and(|processes| processes.count == count));
+}
+
 #[test]
 fn incident_is_handled_in_all_processes_by_one() {
     let mut redis = redis_server::Server::start();
@@ -134,6 +144,7 @@ fn pushed_rules_are_in_force_everywhere_until_a_rollback() {
     let arguments = ["--redis", &*url, "--deadline", "20s"];
     let servers = [0, 1].map(|_| serve(&arguments));
     servers.iter().for_each(wait_until_ready);
+    wait_until_reported(&url, 2);
     let folder = Folder::new();
     let quota = |limit: u64| RULES.replace("2 per day", &format!("{limit} per day"));
     let all_have = |limit_of: u64| {
@@ -160,7 +171,12 @@ fn pushed_rules_are_in_force_everywhere_until_a_rollback() {
     assert_eq!(set(&servers[0], &own).status, 200);
     all_have(2);
     let (code, said) = run(&folder, &["rollback", "other", "--redis", &url]);
-    assert!(code == Some(2) && said.contains("no rules were put in force for `other`"), "{said}");
+    let words = "none has rules named `other`. Use a name that they have: `rules`";
+    assert!(code == Some(2) && said.contains(words), "{said}");
+    // Another prefix is another store.
+    let (code, said) = run(&folder, &["rollback", "rules", "--redis", &url, "--prefix", "other"]);
+    let words = "nothing was changed: no process reports to this store. Check the store and --prefix";
+    assert!(code == Some(2) && said.contains(words), "{said}");
 }
 
 #[test]
@@ -169,11 +185,15 @@ fn push_and_rollback_say_which_rules_they_replace() {
     let (url, folder) = (redis.url(), Folder::new());
     let push = |by: &str, limit: u64, seen: &str| {
         folder.write("rules.yaml", &RULES.replace("2 per day", &format!("{limit} per day")));
-        run(&folder, &["push", "rules.yaml", "--redis", &url, "--by", by, "--seen", seen])
+        run(&folder, &["push", "rules.yaml", "--redis", &url, "--by", by, "--seen", seen, "--first"])
     };
+    folder.write("rules.yaml", RULES);
+    let (code, said) = run(&folder, &["push", "rules.yaml", "--redis", &url]);
+    let words = "nothing was changed: no process reports to this store. Check the store and --prefix, or use --first";
+    assert!(code == Some(2) && said.contains(words), "{said}");
     let (code, said) = push("alice", 7, "0");
-    let words = "no process reports to this store now: those whose rules are named `rules` take these rules when they \
-                 start, instead of those of their own files";
+    let words = "revision 1: no process whose rules are named `rules` reports to this store now: such processes take \
+                 these rules when they start, instead of those of their own files";
     assert!(code == Some(0) && said.contains(words), "{said}");
     // The second operator learns of the first.
     let (code, said) = push("bob", 8, "0");
@@ -235,12 +255,7 @@ fn push_says_how_many_servers_take_the_rules() {
     folder.write("rules.yaml", RULES);
     let servers = [0, 1].map(|_| serve(&["--redis", &*url, "--deadline", "20s"]));
     servers.iter().for_each(wait_until_ready);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let fleet = runtime.block_on(async {
-        let limiter = RedisLimiter::builder().deadline(LONG).connect(&url).await.unwrap();
-        Fleet::beside(&limiter).await.unwrap()
-    });
-    wait_until(|| runtime.block_on(fleet.processes()).is_ok_and(|processes| processes.count == 2));
+    wait_until_reported(&url, 2);
     let push = |more: &[&str]| run(&folder, &[&["push", "rules.yaml", "--redis", &url, "--by", "bob"], more].concat());
     let (code, said) = push(&["--name", "rule"]);
     assert_eq!(code, Some(2), "{said}");
@@ -261,7 +276,7 @@ fn push_reaches_a_store_that_is_far_away() {
     proxy.delay(Duration::from_millis(300));
     let folder = Folder::new();
     folder.write("rules.yaml", RULES);
-    let push = || run(&folder, &["push", "rules.yaml", "--redis", &proxy.url()]);
+    let push = || run(&folder, &["push", "rules.yaml", "--first", "--redis", &proxy.url()]);
     let (code, said) = push();
     assert!(code == Some(0) && said.starts_with("revision 1: "), "{said}");
     redis.kill();
@@ -281,10 +296,10 @@ fn pushed_rules_that_a_server_cannot_use_are_logged() {
     // Only programs know the names that they register, so these rules are pushed.
     let registered = RULES.replace("2 per day", "3 at once").replace("client-ip", "customer");
     folder.write("rules.yaml", &registered);
-    let (code, said) = run(&folder, &["push", "rules.yaml", "--redis", &url, "--by", "mallory"]);
+    let (code, said) = run(&folder, &["push", "rules.yaml", "--first", "--redis", &url, "--by", "mallory"]);
     assert!(code == Some(0) && said.contains("`serve` cannot use them"), "{said}");
     folder.write("other.yaml", RULES);
-    let (code, said) = run(&folder, &["push", "other.yaml", "--redis", &url, "--by", "bob"]);
+    let (code, said) = run(&folder, &["push", "other.yaml", "--first", "--redis", &url, "--by", "bob"]);
     assert_eq!(code, Some(0), "{said}");
     let mut server = serve(&arguments);
     wait_until_ready(&server);
