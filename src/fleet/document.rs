@@ -307,10 +307,14 @@ pub(super) fn rollback(
     document.refuse_unseen(&change)?;
     if let Some(undone) = entry(FleetKind::UndoneRules) {
         let FleetEntry { by, revision, .. } = &*undone;
+        let to_the_file = match entry(FleetKind::Rules) {
+            Some(_) => ", or end the pushed rules (`End` on the status page) to use the rules of each server's file",
+            None => "",
+        };
         let message = format!(
             "there is no push to roll back: the rules that {by} put in force in revision {revision} were rolled back or \
-             ended, and a rollback never restores such rules. Push the rules that should be in force. The undone ones \
-             are kept as `{}` of `{name}`",
+             ended, and a rollback never restores such rules. Push the rules that should be in force{to_the_file}. The \
+             undone ones are kept as `{}` of `{name}`",
             undone.target.kind
         );
         return Err(FleetError::new(FleetErrorKind::Conflict, message));
@@ -586,6 +590,8 @@ mod tests {
                 let error = pushed.roll_back().unwrap_err();
                 assert_eq!(error.kind(), FleetErrorKind::Conflict, "{error}");
                 assert!(error.to_string().contains("Push the rules that should be in force"), "{error}");
+                let can_end = error.to_string().contains("or end the pushed rules (`End` on the status page)");
+                assert_eq!(can_end, in_force.is_some(), "{error}");
                 assert_eq!(pushed.text(FleetKind::Rules), in_force);
                 assert_eq!(
                     (pushed.text(FleetKind::UndoneRules), pushed.text(FleetKind::FormerRules)),
