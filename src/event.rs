@@ -512,7 +512,8 @@ impl RulesEvent {
 /// Something that happened to the operators' settings for all processes.
 ///
 /// With the feature `tracing`, each event is also written to the target `tower_ratelimit`, with or without an
-/// observer. [`Unreadable`](Self::Unreadable) has the level `WARN`, and the other events have the level `INFO`.
+/// observer. [`Unreadable`](Self::Unreadable) and [`Restored`](Self::Restored) have the level `WARN`, and the other
+/// events have the level `INFO`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FleetEvent {
@@ -541,6 +542,13 @@ pub enum FleetEvent {
         /// The revision that is in force.
         revision: u64,
     },
+    /// The store had lost the latest settings, and this process has written them back. A store that was emptied, or
+    /// replaced by an older copy, has also lost the counts of requests.
+    #[non_exhaustive]
+    Restored {
+        /// The revision that was written back.
+        revision: u64,
+    },
 }
 
 impl FleetEvent {
@@ -560,6 +568,12 @@ impl FleetEvent {
     #[must_use]
     pub fn readable(revision: u64) -> Self {
         Self::Readable { revision }
+    }
+
+    /// Makes [`Restored`](Self::Restored).
+    #[must_use]
+    pub fn restored(revision: u64) -> Self {
+        Self::Restored { revision }
     }
 
     /// Writes the event to `tracing`.
@@ -589,6 +603,13 @@ impl FleetEvent {
                 event = "fleet-readable",
                 revision,
                 "the operators' settings can be read again"
+            ),
+            Self::Restored { revision } => tracing::warn!(
+                target: "tower_ratelimit",
+                event = "fleet-restored",
+                revision,
+                "the store had lost revision {revision} of the operators' settings, which was written back: if the \
+                 store was emptied, the counts of requests are lost, too"
             ),
         });
     }

@@ -85,9 +85,13 @@ impl FleetShared {
         let revision = next.as_ref().map_or(0, |next| next.document.revision);
         if let Some(version) = known.version.filter(|_| revision < known.document.revision) {
             // The store has lost the latest known text, or has an older one. Other processes may write the lost text
-            // back at the same time, so the result of the swap is ignored.
+            // back at the same time, and then they report it.
+            let revision = known.document.revision;
             let lost = aside(move || VersionedText::new(version, known.document.to_text())).await?;
-            self.call(self.text.swap(expect, &lost)).await?;
+            if self.call(self.text.swap(expect, &lost)).await? {
+                let observers = lock(&self.state).observers.clone();
+                report_event(&observers, &FleetEvent::restored(revision));
+            }
         } else if let Some(next) = next {
             self.put_in_force(next).await?;
         }

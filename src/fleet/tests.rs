@@ -297,9 +297,14 @@ async fn text_that_the_store_lost_is_put_back() {
     let older = lock(&text.0).text.clone();
     both[0].change("alice", "", [FleetChange::end(shadow()[0].target.clone())]).await.unwrap();
     second().await;
-    for lost in [None, older] {
+    let observers = [Revisions::default(), Revisions::default()];
+    both.iter().zip(&observers).for_each(|(fleet, observer)| fleet.observe(observer.clone()));
+    for (lost, reported) in [(None, 1), (older, 2)] {
         lock(&text.0).text = lost;
         second().await;
+        // The process that wrote the text back reports it.
+        let events = observers.each_ref().map(|observer| lock(&observer.0).clone()).concat();
+        assert_eq!(events.iter().filter(|event| **event == FleetEvent::restored(2)).count(), reported, "{events:?}");
         assert!(both.iter().all(|fleet| fleet.in_force().revision == 2));
         let kept = lock(&text.0).text.clone().unwrap();
         assert!(kept.text.starts_with("tower-ratelimit-fleet 1 2\n"), "{}", kept.text);

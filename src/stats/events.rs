@@ -78,6 +78,7 @@ impl EventCells {
             FleetEvent::InForce { revision, hash, since } => fleet.in_force = Some((*revision, *hash, *since)),
             FleetEvent::Unreadable { .. } => fleet.is_unreadable = true,
             FleetEvent::Readable { .. } => fleet.is_unreadable = false,
+            FleetEvent::Restored { .. } => {}
         }
     }
 

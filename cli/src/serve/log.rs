@@ -41,6 +41,7 @@ Events of the log:
   fleet-in-force         other settings for all processes are in force
   fleet-unreadable       the settings for all processes cannot be read
   fleet-readable         they can be read again
+  fleet-restored         the store had lost them, as after FLUSHALL, and this server has written them back
   drain                  the server is about to end, or ends before all requests are answered
   end                    the server has ended
 At most once in 10 seconds each:
@@ -246,6 +247,11 @@ impl Observer for Watcher {
                     None => "the operators' settings cannot be read, and this server has none yet",
                 };
                 self.log.write(Level::Warn, "fleet-unreadable", message, &[("error", error)]);
+            }
+            FleetEvent::Restored { revision, .. } => {
+                let message = "the store had lost the operators' settings, and this server has written them back: if \
+                               the store was emptied, the counts are lost, too";
+                self.log.write(Level::Warn, "fleet-restored", message, &[("revision", &revision.to_string())]);
             }
             FleetEvent::Readable { .. } => self.log.info("fleet-readable", "the operators' settings can be read again"),
             _ => {}
