@@ -748,6 +748,36 @@ rules:
     }
 }
 
+/// An operator's entry is made under the rule's name, and then the rule gets another name.
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn settings_of_a_renamed_rule_follow_its_old_name() {
+    use crate::rules::Rules;
+
+    let (_, _, [here, _]) = processes().await;
+    let text = |name: &str| format!("rules: [{{name: {name}, quota: 1 per hour, key: header x-api-key}}]\n");
+    let rules = Rules::builder().fleet(&here, "rules").read_text(text("old")).unwrap();
+    let layer = rules.layer(crate::MemoryLimiter::new()).unwrap();
+    let limit = async |key: &str| {
+        let request = http::Request::builder().header("x-api-key", key).body(()).unwrap();
+        let head = request.into_parts().0;
+        let explanation = layer.explain(&head).await;
+        let rule = explanation.rules().first().unwrap();
+        (rule.statuses().first().unwrap().decision().limit(), rule.mode())
+    };
+    let of = |name: &str, key: &str, limit| FleetChange::override_quota(name, key, Quota::per_hour(limit)).unwrap();
+    let changes = [of("old", "acme", 5), of("old", "both", 5), FleetChange::mode("old", Mode::Shadow)];
+    here.change("alice", "", changes).await.unwrap();
+    assert_eq!((limit("acme").await, limit("x").await), ((5, Mode::Shadow), (1, Mode::Shadow)));
+    rules.replace(text("new, was: old")).unwrap();
+    assert_eq!((limit("acme").await, limit("x").await), ((5, Mode::Shadow), (1, Mode::Shadow)));
+    // An entry under the new name comes first.
+    here.change("alice", "", [of("new", "both", 7), FleetChange::mode("new", Mode::Enforce)]).await.unwrap();
+    assert_eq!((limit("acme").await, limit("both").await), ((5, Mode::Enforce), (7, Mode::Enforce)));
+    rules.replace(text("new")).unwrap();
+    assert_eq!((limit("acme").await, limit("both").await), ((1, Mode::Enforce), (7, Mode::Enforce)));
+}
+
 #[cfg(feature = "rules")]
 #[derive(Clone, Default)]
 struct RulesEvents(Arc<Mutex<Vec<crate::event::RulesEvent>>>);

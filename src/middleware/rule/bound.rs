@@ -78,21 +78,27 @@ impl BoundRule {
         self.rule.policies.len() == 1 || self.rule.choose.is_some()
     }
 
-    /// Allows single keys to have quotas of their own. Does nothing if single keys
-    /// [cannot](Self::can_override_quota) have such quotas, or if requests bring their quotas.
+    /// Allows single keys to have quotas of their own. A key has the override of the first table that has one for it.
+    /// Does nothing if there is no table, if single keys [cannot](Self::can_override_quota) have such quotas, or if
+    /// requests bring their quotas.
     #[cfg(all(feature = "rules", feature = "fleet"))]
-    pub(crate) fn override_quota(&mut self, overrides: &Overrides<Quota>) {
-        if !self.can_override_quota() || self.rule.quota_from.is_some() {
+    pub(crate) fn override_quota(&mut self, tables: &[&Overrides<Quota>]) {
+        if tables.is_empty() || !self.can_override_quota() || self.rule.quota_from.is_some() {
             return;
         }
         let quotas: Vec<Quota> = self.rule.policies.iter().map(|policy| *policy.quota()).collect();
         let Some(policy) = self.rule.policies.first().map(|policy| policy.of_each_request(&quotas)) else { return };
-        let (choose, extract) = (self.rule.choose.take(), Arc::clone(&self.extract));
+        let choose = self.rule.choose.take();
         let usual = move |head: &Head<'_>| {
             let plan = choose.as_ref().and_then(|choose| choose(head)).unwrap_or(0);
             quotas.get(plan).or(quotas.first()).copied()
         };
-        self.rule.quota_from = Some(QuotaFrom::new(overrides.or(move |head: &Head<'_>| extract(head), usual)));
+        let mut read: Read<Option<Quota>> = Arc::new(usual);
+        for table in tables.iter().rev() {
+            let extract = Arc::clone(&self.extract);
+            read = Arc::new(table.or(move |head: &Head<'_>| extract(head), move |head: &Head<'_>| read(head)));
+        }
+        self.rule.quota_from = Some(QuotaFrom::new(move |head: &Head<'_>| read(head)));
         self.rule.policies = [policy].into_iter().collect();
     }
 

@@ -6,7 +6,8 @@ use super::Bound;
 use super::lists::client_list;
 use crate::fleet::FleetRuleSettings;
 
-/// Applies the operators' settings. The operators' access list comes before the access list of the file. Modes and
+/// Applies the operators' settings. The settings of a renamed rule follow its `was`, unless there are others under the
+/// rule's name. The operators' access list comes before the access list of the file. Modes and
 /// overrides do not apply to a file in Envoy's form, because its limits are not rules with names.
 pub(in crate::rules) fn operate(bound: &mut Bound, settings: &FleetRuleSettings, names: &Names) {
     if let Some(clients) = &settings.clients {
@@ -16,14 +17,15 @@ pub(in crate::rules) fn operate(bound: &mut Bound, settings: &FleetRuleSettings,
         return;
     }
     for bound in &mut bound.rules {
-        let Some(name) = bound.policies().first().map(|policy| policy.name().to_owned()) else { continue };
-        if let Some(mode) = settings.modes.get(&*name) {
+        let Some(policy) = bound.policies().first().cloned() else { continue };
+        // The states of a renamed rule are stored under its first name.
+        let names = || std::iter::once(policy.name()).chain(policy.stored_apart());
+        if let Some(mode) = names().find_map(|name| settings.modes.get(name)) {
             let rule = bound.rule().clone().mode(*mode);
             *bound.rule_mut() = rule;
         }
-        if let Some(overrides) = settings.overrides.get(&*name) {
-            bound.override_quota(overrides);
-        }
+        let tables: Vec<_> = names().filter_map(|name| settings.overrides.get(name)).collect();
+        bound.override_quota(&tables);
     }
     // An override gives a rule of plans one policy instead of the policies of its plans, so the policies of later rules
     // get other indexes.
