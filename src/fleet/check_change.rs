@@ -66,6 +66,30 @@ fn check_here(change: &FleetChange, tables: &[NamedTable]) -> Result<(), FleetEr
     Ok(())
 }
 
+/// Returns whether an entry has no effect, because this process has rules of files, and none of them has or had the
+/// entry's name.
+#[cfg(all(feature = "rules", feature = "status"))]
+pub(super) fn names_no_rule(target: &FleetTarget, tables: &[NamedTable]) -> bool {
+    if !matches!(target.kind, FleetKind::Mode | FleetKind::Override) {
+        return false;
+    }
+    let mut has_rules = false;
+    for (name, table) in tables {
+        let is_used = match table {
+            FleetTable::Rules(rules) => {
+                has_rules = true;
+                rules.upgrade().is_some_and(|rules| rules.has_rule(&target.name))
+            }
+            FleetTable::Overrides(own) => own.is_got() && target.kind == FleetKind::Override && **name == *target.name,
+            table => table.kinds().contains(&target.kind) && **name == *target.name,
+        };
+        if is_used {
+            return false;
+        }
+    }
+    has_rules
+}
+
 /// Returns the kinds and names of the settings that operators can change with a short value in this
 /// program, in order.
 #[cfg(feature = "status")]

@@ -12,8 +12,12 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+#[cfg(all(feature = "rules", feature = "status"))]
+use super::change::FleetTarget;
 use super::change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetRollback};
 use super::check_change::check;
+#[cfg(all(feature = "rules", feature = "status"))]
+use super::check_change::names_no_rule;
 #[cfg(feature = "status")]
 use super::check_change::settable;
 use super::document::{FleetDocument, rollback};
@@ -141,14 +145,14 @@ impl Fleet {
     /// overrides follow the operators' settings by themselves.
     pub fn overrides(&self, name: impl Into<Box<str>>) -> Overrides<Quota> {
         let table = self.table(name, FleetKind::Override, || FleetTable::Overrides(OwnOverrides::new()));
-        if let FleetTable::Overrides(own) = table { own.table } else { Overrides::new() }
+        if let FleetTable::Overrides(own) = table { own.get() } else { Overrides::new() }
     }
 
     /// Returns the overrides with this name, for [`Rule::plans`](crate::Rule::plans). The overrides follow the
     /// operators' settings by themselves.
     pub fn plans(&self, name: impl Into<Box<str>>) -> Overrides<usize> {
         let table = self.table(name, FleetKind::Plan, || FleetTable::Plans(OwnOverrides::new()));
-        if let FleetTable::Plans(own) = table { own.table } else { Overrides::new() }
+        if let FleetTable::Plans(own) = table { own.get() } else { Overrides::new() }
     }
 
     /// Returns the access list with this name, for [`RateLimitLayer::access`](crate::RateLimitLayer::access). The list
@@ -287,6 +291,14 @@ impl Fleet {
     pub(crate) fn settable(&self) -> BTreeSet<(FleetKind, Box<str>)> {
         let tables = lock(&self.0.state).tables.clone();
         settable(&tables)
+    }
+
+    /// Returns whether an entry has no effect, because this process has rules of files, and none of them has or had the
+    /// entry's name.
+    #[cfg(all(feature = "rules", feature = "status"))]
+    pub(crate) fn names_no_rule(&self, target: &FleetTarget) -> bool {
+        let tables = lock(&self.0.state).tables.clone();
+        names_no_rule(target, &tables)
     }
 
     /// Returns the text of the rules that this process itself has under this name.

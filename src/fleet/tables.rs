@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 #[cfg(feature = "rules")]
 use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::change::{FleetEntry, FleetKind};
 use crate::base::sync::{Mutex, contained, lock};
@@ -46,6 +47,10 @@ pub(crate) trait FollowFleet: Send + Sync {
 
     /// Returns the names of the rules for which operators can make entries of this kind.
     fn rule_names(&self, kind: FleetKind) -> Vec<Box<str>>;
+
+    /// Returns whether one of the rules has this name, or had it according to its `was`.
+    #[cfg(feature = "status")]
+    fn has_rule(&self, name: &str) -> bool;
 
     /// Returns an error with the reason if an entry of this kind for a client has no effect on these
     /// rules.
@@ -88,6 +93,8 @@ pub(super) struct OwnOverrides<T> {
     pub(super) table: Overrides<T>,
     /// The entries that are in the table, in the order of their targets.
     set: Arc<Mutex<Vec<SetOverride>>>,
+    /// Whether the program has got the table. Otherwise only rules of files read it.
+    is_got: Arc<AtomicBool>,
 }
 
 /// An entry that is in the table, and the override that was made from it.
@@ -187,7 +194,19 @@ impl OwnAccess {
 
 impl<T: FromStr + Copy> OwnOverrides<T> {
     pub(super) fn new() -> Self {
-        Self { table: Overrides::new(), set: Arc::default() }
+        Self { table: Overrides::new(), set: Arc::default(), is_got: Arc::default() }
+    }
+
+    /// Returns the table for the program.
+    pub(super) fn get(self) -> Overrides<T> {
+        self.is_got.store(true, Ordering::Relaxed);
+        self.table
+    }
+
+    /// Returns whether the program has got the table.
+    #[cfg(all(feature = "rules", feature = "status"))]
+    pub(super) fn is_got(&self) -> bool {
+        self.is_got.load(Ordering::Relaxed)
     }
 
     fn follow<'a>(&self, entries: impl Iterator<Item = &'a Arc<FleetEntry>>, now: Timestamp) {
@@ -226,6 +245,6 @@ impl<T: FromStr + Copy> OwnOverrides<T> {
 
 impl<T> Clone for OwnOverrides<T> {
     fn clone(&self) -> Self {
-        Self { table: self.table.clone(), set: Arc::clone(&self.set) }
+        Self { table: self.table.clone(), set: Arc::clone(&self.set), is_got: Arc::clone(&self.is_got) }
     }
 }

@@ -477,6 +477,11 @@ impl FollowFleet for SlowRules {
         Vec::new()
     }
 
+    #[cfg(feature = "status")]
+    fn has_rule(&self, _: &str) -> bool {
+        false
+    }
+
     fn check_access(&self, _: FleetKind) -> Result<(), &'static str> {
         Ok(())
     }

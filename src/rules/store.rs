@@ -397,6 +397,13 @@ impl FollowFleet for RuleStore {
         rules.filter_map(|bound| Some(bound.names().next()?.into())).collect()
     }
 
+    #[cfg(feature = "status")]
+    fn has_rule(&self, name: &str) -> bool {
+        let rules = Arc::clone(&self.state().in_force.rules);
+        let mut first = rules.rules.iter().filter_map(|bound| bound.policies().first());
+        rules.finder.is_none() && first.any(|policy| policy.name() == name || policy.stored_name() == name)
+    }
+
     fn check_access(&self, kind: FleetKind) -> Result<(), &'static str> {
         let layers = self.state().layers();
         match kind {

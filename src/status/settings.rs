@@ -72,6 +72,8 @@ pub(super) struct FleetRow {
     pub(super) at: Timestamp,
     pub(super) by: String,
     pub(super) why: String,
+    /// Whether the entry has no effect in this process, because no rule has its name.
+    pub(super) names_no_rule: bool,
     /// The changes by pushed rules.
     #[cfg(feature = "rules")]
     pub(super) changes: Option<PushedChanges>,
@@ -90,6 +92,7 @@ impl FleetView {
             at,
             by: by.to_owned(),
             why: why.to_owned(),
+            names_no_rule: false,
             #[cfg(feature = "rules")]
             changes: None,
         };
@@ -100,7 +103,7 @@ impl FleetView {
         #[cfg(feature = "rules")]
         let of_entry = |entry: &FleetEntry| {
             let changes = PushedChanges::of(entry, &entries, fleet);
-            FleetRow { changes, ..of_entry(entry) }
+            FleetRow { changes, names_no_rule: fleet.names_no_rule(&entry.target), ..of_entry(entry) }
         };
         let of_action = |FleetAction { target, value, until, at, by, why, .. }: &FleetAction| {
             row(target, value.as_deref(), *until, *at, by, why)
@@ -356,6 +359,10 @@ fn entries(html: &mut String, fleet: &FleetView, is_operator: bool) -> fmt::Resu
         html.push_str("</tr>");
     }
     html.push_str("</tbody></table>");
+    if let unused @ 1.. = fleet.entries.iter().filter(|row| row.names_no_rule).count() {
+        let (plural, verb) = if unused == 1 { ("", "names") } else { ("s", "name") };
+        write!(html, "<p class=\"bad\">{unused} setting{plural} {verb} no rule of this process.</p>")?;
+    }
     match fleet.entries.len().saturating_sub(ROWS_MAX) {
         0 => Ok(()),
         more => write!(html, "<p class=\"soft\">and {more} more in the JSON of this page</p>"),
@@ -457,6 +464,9 @@ impl fmt::Display for ShownSetting<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let FleetRow { kind, name, subject, .. } = self.0;
         write!(f, "{kind} <span class=\"name\">{}</span>", HtmlText(name))?;
+        if self.0.names_no_rule {
+            f.write_str("<div class=\"bad\">no rule of this process has this name</div>")?;
+        }
         if subject.is_empty() { Ok(()) } else { write!(f, "<div class=\"quota\">{}</div>", HtmlText(subject)) }
     }
 }

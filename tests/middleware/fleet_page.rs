@@ -362,6 +362,25 @@ async fn setting_for_a_key_that_nobody_used_has_a_warning() {
 }
 
 #[tokio::test]
+async fn page_says_which_settings_name_no_rule() {
+    let mut world = World::new().await;
+    let _layer = with_rules(&mut world);
+    let change = async |change: FleetChange| world.fleet.change("alice", "", [change]).await.unwrap();
+    let shown = async || {
+        let page = world.send(0, "alice", "text/html", None).await.1;
+        (page.matches("no rule of this process has this name").count(), page.contains("1 setting names no rule"))
+    };
+    change(FleetChange::override_quota("customer", "acme", Quota::per_hour(9)).unwrap()).await;
+    change(FleetChange::mode("client", Mode::Shadow)).await; // the program has this mode
+    assert_eq!(shown().await, (0, false));
+    let renamed = |more: &str| format!("rules: [{{name: buyer{more}, quota: 3 per hour, key: header x-api-key}}]");
+    change(FleetChange::rules("rules", renamed(""))).await;
+    assert_eq!(shown().await, (1, true));
+    change(FleetChange::rules("rules", renamed(", was: customer"))).await;
+    assert_eq!(shown().await, (0, false));
+}
+
+#[tokio::test]
 async fn key_is_denied_on_its_page_for_a_time() {
     let mut world = World::new().await;
     let layer = with_rules(&mut world);
