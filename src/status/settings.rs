@@ -120,6 +120,11 @@ impl FleetView {
         }
     }
 
+    /// Returns whether operators can deny a network.
+    pub(super) fn can_deny_networks(&self) -> bool {
+        self.settable.iter().any(|(kind, _)| *kind == FleetKind::Network)
+    }
+
     /// Returns the names of the policies under which operators can give these keys quotas of their own.
     pub(super) fn overridable(&self, target: &LayerKeys) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();

@@ -51,12 +51,12 @@ fn layer(html: &mut String, view: &PageView, form: &ExplainForm, layer: &Explain
         }
         None => write!(html, "<h3>{}</h3>", HtmlText(&layer.title))?,
     }
-    states(html, form, layer)?;
+    states(html, view, form, layer)?;
     recent_of_explained(html, view, layer)
 }
 
 /// Lists the remaining units of the keys of a layer. An operator can act on the keys.
-fn states(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt::Result {
+fn states(html: &mut String, view: &PageView, form: &ExplainForm, layer: &ExplainedLayer) -> fmt::Result {
     if let Some(failure) = &layer.states.failure {
         write!(
             html,
@@ -98,23 +98,29 @@ fn states(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt:
         }
         html.push_str("</form>");
     }
-    own_quota(html, form, layer)
+    own_quota(html, view, form, layer)
 }
 
 /// Writes the folded form that gives the keys of a layer quotas of their own in all processes, or denies the keys.
-fn own_quota(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt::Result {
+fn own_quota(html: &mut String, view: &PageView, form: &ExplainForm, layer: &ExplainedLayer) -> fmt::Result {
     let Some(token) = layer.token.as_deref().filter(|_| !layer.overridable.is_empty()) else { return Ok(()) };
     html.push_str(
         "<details><summary>Deny the key, or change its quota</summary><form class=\"explain\" method=\"post\">",
     );
     offered(html, form, token)?;
+    if view.can_deny_networks() {
+        html.push_str(
+            "<p class=\"wide\">To deny a client under all rules, set its address to <b>deny</b> as a <b>network</b> in the \
+             <a href=\"#settings\">settings for all processes</a>. This form acts under one rule.</p>",
+        );
+    }
     html.push_str("<label class=\"wide\">under<select name=\"policy\">");
     for name in &layer.overridable {
         write!(html, "<option value=\"{0}\">{0}</option>", HtmlText(name))?;
     }
     html.push_str(
         "</select></label>\
-         <label class=\"wide\">quota; 0 per minute denies<input name=\"value\" required value=\"0 per minute\"></label>\
+         <label class=\"wide\">quota; 0 per minute denies under this rule only<input name=\"value\" required value=\"0 per minute\"></label>\
          <label class=\"wide\">for how long<input name=\"lasting\" placeholder=\"until it is ended\" value=\"1 hour\"></label>\
          <label class=\"wide\">why<input name=\"why\" required></label>\
          <div class=\"wide\"><button name=\"action\" value=\"set\">Set for all processes</button></div></form></details>",

@@ -126,6 +126,14 @@ impl PolicyRow {
 }
 
 impl PageView {
+    /// Returns whether operators can deny a network in all processes.
+    pub(super) fn can_deny_networks(&self) -> bool {
+        #[cfg(feature = "fleet")]
+        return self.fleet.as_ref().is_some_and(FleetView::can_deny_networks);
+        #[cfg(not(feature = "fleet"))]
+        false
+    }
+
     pub(super) fn new(stats: StatsSnapshot, sources: &[(String, Arc<dyn ErasedLayer>)]) -> Self {
         let mut rows: Vec<PolicyRow> = Vec::new();
         let mut places: HashMap<String, usize> = HashMap::new();

@@ -390,6 +390,8 @@ async fn key_is_denied_on_its_page_for_a_time() {
     for part in [
         "Deny the key, or change its quota",
         "<option value=\"customer\">customer</option>",
+        "0 per minute denies under this rule only",
+        "To deny a client under all rules, set its address to <b>deny</b> as a <b>network</b>",
         "name=\"value\" required value=\"0 per minute\"",
         "name=\"lasting\" placeholder=\"until it is ended\" value=\"1 hour\"",
     ] {
