@@ -297,6 +297,41 @@ async fn connect_fails_only_for_what_does_not_pass_by_itself() {
     }
 }
 
+/// Redis repeats the arguments of a command that it does not know, and those of a check are not UTF-8.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_without_scripts_is_reported_in_its_own_words() {
+    let without = Server::with(&["--rename-command", "EVALSHA", "", "--rename-command", "EVAL", ""]);
+    let sentinel = Server::sentinel(&[]);
+    let server = Server::start();
+    let is_told = |error: &RedisError| {
+        let said = in_words(error);
+        let has = |words: &str| said.contains(words);
+        error.kind() == StoreErrorKind::Misconfigured && has("unknown command") && has("redis-sentinel://")
+    };
+    for builder in 0..builders(RedisLimiter::builder).len() {
+        let builder = || builders(RedisLimiter::builder).swap_remove(builder);
+        for server in [&without, &sentinel] {
+            let error = refusal(builder, &server.url()).await;
+            assert!(is_told(&error), "{:?}: {error}", error.kind());
+        }
+
+        let proxy = Proxy::start(server.port());
+        let limiter = connected(builder(), &proxy.url()).await;
+        proxy.lead_to(without.port());
+        proxy.reset();
+        let policy = policy("p", Quota::per_hour(1_000_000));
+        let checked = async || take(&limiter, &policy, "a", 1).await;
+        eventually("the reason is told", async || checked().await.is_err_and(|error| is_told(&error))).await;
+        for _ in 0..20 {
+            let error = checked().await.unwrap_err();
+            assert!(is_told(&error), "{:?}: {error}", error.kind());
+        }
+        proxy.lead_to(server.port());
+        proxy.reset();
+        eventually_passes(&limiter).await;
+    }
+}
+
 #[tokio::test]
 async fn connect_waits_for_room_among_the_clients() {
     let server = Server::start();

@@ -209,8 +209,8 @@ const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
     (
         &["unknown command", "Unknown Redis command", "Error compiling script"],
         StoreErrorKind::Misconfigured,
-        "does not know a command or cannot compile the script; Redis 6.2 or later is needed, and a proxy must forward \
-         EVALSHA and EVAL",
+        "does not know a command or cannot compile the script; Redis 6.2 or later is needed, a proxy must forward \
+         EVALSHA and EVAL, and if this is a sentinel, use a URL that begins with redis-sentinel://",
     ),
     (
         &["cluster support disabled"],

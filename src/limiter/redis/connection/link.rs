@@ -626,9 +626,18 @@ impl Link {
              {connecting:?}; the server is busy or suspended, or the network is slow",
             self.address
         );
-        let error = RedisError::new(StoreErrorKind::Unavailable, message);
-        *lock(&self.down_because) = Some(error.clone());
+        self.record_failed_probe(RedisError::new(StoreErrorKind::Unavailable, message));
+    }
+
+    /// Records that the server answered a probe with this misconfiguration.
+    pub(super) fn record_refused_probe(&self, error: RedisError) {
+        self.report_misconfiguration(&error);
+        self.record_failed_probe(error);
+    }
+
+    fn record_failed_probe(&self, error: RedisError) {
         self.report_still_down(&error);
+        *lock(&self.down_because) = Some(error);
     }
 
     /// Records that an attempt to connect begins.

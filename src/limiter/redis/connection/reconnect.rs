@@ -13,6 +13,7 @@ use super::link::Link;
 use super::pause::{Pauses, jitter};
 use super::renewal::RETRY;
 use super::settings::ConnectionSettings;
+use crate::event::StoreErrorKind;
 
 /// The time without a call after which a connection is probed. Network devices forget connections without
 /// traffic after some minutes, and notify neither end.
@@ -142,18 +143,27 @@ async fn until_it_answers(link: &Link, settings: &ConnectionSettings) {
         // probe.
         let began = Instant::now();
         let next = began + jitter(PROBE_EVERY.max(settings.silence()));
-        if !link.probe(next).await.is_err_and(|failure| failure.cause.is_unanswered()) {
-            return;
-        }
-        if Instant::now() >= next {
-            link.record_unanswered_probe(next - began);
+        let mut patience = PATIENCE;
+        match link.probe(next).await {
+            Err(failure) if failure.cause.is_unanswered() => {
+                if Instant::now() >= next {
+                    link.record_unanswered_probe(next - began);
+                }
+                if link.is_connected() {
+                    patience = PATIENCE_IF_CONNECTED;
+                }
+            }
+            // The server would refuse each check as well.
+            Err(failure) if failure.error.kind() == StoreErrorKind::Misconfigured => {
+                link.record_refused_probe(failure.error);
+            }
+            _ => return,
         }
         tokio::select! {
             biased;
             () = sleep_until(next) => {}
             () = link.reconnected.notified() => continue,
         }
-        let patience = if link.is_connected() { PATIENCE_IF_CONNECTED } else { PATIENCE };
         if since.elapsed() >= patience {
             link.restart_connection();
             since = Instant::now();

@@ -131,8 +131,11 @@ pub(super) fn call(requests: &[&WireRequest], number: u64, time: CallTime) -> Ca
 
 /// Returns a call without a request, which reads and writes nothing. A server that has run it knows the script. The
 /// call names a time, so the script does not ask Redis for it, and the user needs only the rights to run scripts.
+///
+/// The call is ASCII text, because Redis repeats the arguments of a command that it does not know. fred drops an error
+/// that is not UTF-8, and the server would then seem to be silent.
 pub(super) fn probe() -> Call {
-    call(&[], u64::MAX, CallTime::Given(Timestamp::from_micros(0)))
+    call(&[], u64::from_le_bytes(*b"no check"), CallTime::Given(Timestamp::from_micros(0)))
 }
 
 /// Returns the number of the call, and the program, with the windows at an instant.
