@@ -16,7 +16,8 @@ use super::failure::{Failure, with_causes};
 #[derive(clap::Args, Debug)]
 pub(crate) struct StoreOptions {
     /// The servers of Redis that all processes share, such as `redis://user:password@redis:6379`, or the sentinels that
-    /// know the master: `redis-sentinel://sentinel:26379?sentinelServiceName=NAME`
+    /// know the master: `redis-sentinel://sentinel:26379?sentinelServiceName=NAME`. Further sentinels are nodes:
+    /// `redis-sentinel://a:26379?node=b:26379&node=c:26379&sentinelServiceName=NAME`
     #[arg(
         long,
         value_name = "URL",

@@ -53,3 +53,14 @@ impl fmt::Display for Address {
         }
     }
 }
+
+/// Returns the form of a URL of several sentinels, for the error of a URL of sentinels that cannot be read.
+pub(super) fn sentinel_hint(url: &str) -> &'static str {
+    match url.split_once("://") {
+        Some((scheme, _)) if scheme.ends_with("-sentinel") => {
+            " (several sentinels are written as \
+             redis-sentinel://a:26379?node=b:26379&node=c:26379&sentinelServiceName=NAME)"
+        }
+        _ => "",
+    }
+}

@@ -12,7 +12,7 @@ use fred::types::config::{Config, CredentialProvider, Options, Server, ServerCon
 use fred::types::{Builder, ClusterHash, CustomCommand, Value};
 use tokio::task::{AbortHandle, JoinError, JoinHandle};
 
-use super::address::{Address, TargetKind};
+use super::address::{Address, TargetKind, sentinel_hint};
 use super::current::Current;
 use super::error_class::{self, CallFailure, Cause, misconfigured};
 use super::renewal::Renewal;
@@ -80,8 +80,9 @@ impl fmt::Debug for Provider {
 
 impl FredTarget {
     pub(super) fn parse(url: &str) -> Result<(Self, TargetKind), RedisError> {
-        let config =
-            Config::from_url(url).map_err(|error| misconfigured("the URL for Redis is not valid").caused_by(error))?;
+        let wrong =
+            |error| misconfigured(format!("the URL for Redis is not valid{}", sentinel_hint(url))).caused_by(error);
+        let config = Config::from_url(url).map_err(wrong)?;
         let kind = match &config.server {
             ServerConfig::Centralized { server } => TargetKind::One(Address::new(&server.host, server.port)),
             ServerConfig::Clustered { hosts, .. } => {

@@ -2,7 +2,7 @@
 
 use percent_encoding::percent_decode_str;
 
-use super::address::Address;
+use super::address::{Address, sentinel_hint};
 use super::error_class::misconfigured;
 use crate::limiter::redis::error::RedisError;
 
@@ -40,7 +40,8 @@ pub(super) struct Login {
 impl Url {
     /// Parses a URL whose scheme is known. Errors do not repeat the URL, because it may contain a password.
     pub(super) fn parse(url: &str) -> Result<Self, RedisError> {
-        let wrong = |what: &str| misconfigured(format!("the URL for Redis is not valid: {what}"));
+        let hint = sentinel_hint(url);
+        let wrong = |what: &str| misconfigured(format!("the URL for Redis is not valid{hint}: {what}"));
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("it has no scheme"))?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));

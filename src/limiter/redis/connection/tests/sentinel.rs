@@ -28,6 +28,23 @@ fn clients(settings: &ConnectionSettings) -> Vec<ConnectionSettings> {
     clients.into_iter().map(|client| ConnectionSettings { client, ..settings.clone() }).collect()
 }
 
+#[tokio::test]
+async fn wrong_url_of_sentinels_is_refused_with_the_right_form() {
+    for settings in clients(&ConnectionSettings::default()) {
+        for url in
+            ["redis-sentinel://a:1,b:2,c:3", "redis-sentinel://a:1,b:2?sentinelServiceName=x", "redis-sentinel://a"]
+        {
+            let error = RedisConnections::connect(url, settings.clone()).err().expect("the URL is wrong");
+            let said = error.to_string();
+            assert!(said.contains("://a:26379?node=b:26379&node=c:26379&sentinelServiceName=NAME"), "{url}: {said}");
+        }
+    }
+    let url = "redis-sentinel://127.0.0.1:1?node=127.0.0.1:2&node=127.0.0.1:3&sentinelServiceName=NAME";
+    for settings in clients(&ConnectionSettings::default()) {
+        RedisConnections::connect(url, settings).unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_master_is_named_in_an_event() {
     let mut servers = tokio::task::block_in_place(Sentinel::start);
