@@ -31,8 +31,8 @@ pub(super) fn live() -> Response<Body> {
 /// Says whether the server should get requests.
 pub(super) fn ready(server: &Server) -> Response<Body> {
     match server.health.readiness() {
-        Ok(message) => text(StatusCode::OK, message),
-        Err(message) => text(StatusCode::SERVICE_UNAVAILABLE, message),
+        Ok(message) => text(StatusCode::OK, &message),
+        Err(message) => text(StatusCode::SERVICE_UNAVAILABLE, &message),
     }
 }
 

@@ -11,11 +11,13 @@ use hyper::body::Frame;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tower_ratelimit::OnError;
+use tower_ratelimit::limiter::StoreErrorKind;
 
 use super::grpc::{self, Code, Status};
 use super::limits::Limits;
 use super::log::Log;
 use super::respond::Body;
+use super::store::StoreFailure;
 
 /// The longest time for asking the store.
 const PROBE_TIME: Duration = Duration::from_secs(2);
@@ -33,7 +35,7 @@ pub(crate) enum Phase {
     Ending,
 }
 
-/// The health of the server, which everybody may ask. It says nothing of the store: the log has that.
+/// The health of the server, which everybody may ask. It says only the kind of the store's error: the log has its text.
 #[derive(Clone)]
 pub(crate) struct Health {
     store: watch::Receiver<Store>,
@@ -46,7 +48,7 @@ pub(crate) struct Health {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Store {
     Decides,
-    Fails,
+    Fails(StoreErrorKind),
 }
 
 impl Health {
@@ -56,30 +58,34 @@ impl Health {
 
     /// Returns what there is to say if the server should get requests, and why not otherwise. If requests pass while
     /// the store fails, it is ready without the store: a proxy with no server that is ready would refuse them all.
-    pub(crate) fn readiness(&self) -> Result<&'static str, &'static str> {
+    pub(crate) fn readiness(&self) -> Result<String, String> {
+        let fails = |kind| format!("the store does not decide ({kind}): the log says why");
         let store = *self.store.borrow();
         match (*self.phase.borrow(), store, self.on_error) {
-            (Phase::Draining | Phase::Ending, ..) => Err("the server ends"),
-            (Phase::Serving, Store::Decides, _) => Ok("ready"),
-            (Phase::Serving, Store::Fails, OnError::Deny) => Err("the store does not decide: the log says why"),
-            (Phase::Serving, Store::Fails, _) => Ok("ready, but the store does not decide: the log says why"),
+            (Phase::Draining | Phase::Ending, ..) => Err("the server ends".to_owned()),
+            (Phase::Serving, Store::Decides, _) => Ok("ready".to_owned()),
+            (Phase::Serving, Store::Fails(kind), OnError::Deny) => Err(fails(kind)),
+            (Phase::Serving, Store::Fails(kind), _) => Ok(format!("ready, but {}", fails(kind))),
         }
     }
 }
 
 /// Asks the store whether it decides. Returns why not.
-pub(crate) async fn probe(limits: &Limits) -> Result<(), String> {
+pub(crate) async fn probe(limits: &Limits) -> Result<(), StoreFailure> {
     let probed = timeout(PROBE_TIME, limits.probe()).await;
-    probed.unwrap_or_else(|_| Err(format!("it did not answer within {PROBE_TIME:?}")))
+    probed.unwrap_or_else(|_| {
+        let message = format!("it did not answer within {PROBE_TIME:?}");
+        Err(StoreFailure { kind: StoreErrorKind::Timeout, message })
+    })
 }
 
 /// Asks the store for the first time.
 pub(crate) async fn first(limits: &Limits, log: Log) -> Store {
     match probe(limits).await {
         Ok(()) => Store::Decides,
-        Err(message) => {
+        Err(StoreFailure { kind, message }) => {
             log.warn("store-away", format_args!("the store does not decide: {message}"));
-            Store::Fails
+            Store::Fails(kind)
         }
     }
 }

@@ -18,6 +18,7 @@ use super::failure::{Failure, text_with_causes, with_causes};
 use super::log::{PushedNames, Watcher};
 use super::options::{HeaderFormat, Options};
 use super::rates::Rates;
+use super::store::{StoreFailure, kind_of};
 use super::uri::Paths;
 use crate::files;
 
@@ -123,8 +124,9 @@ impl Limits {
     }
 
     /// Asks whether the store decides now. Returns why not.
-    pub(crate) async fn probe(&self) -> Result<(), String> {
-        self.limiter.probe().await.map_err(|error| text_with_causes(&error))
+    pub(crate) async fn probe(&self) -> Result<(), StoreFailure> {
+        let failed = |error| StoreFailure { kind: kind_of(&error), message: text_with_causes(&error) };
+        self.limiter.probe().await.map_err(failed)
     }
 }
 

@@ -58,6 +58,7 @@ use listen::Bounds;
 use log::{Log, Watcher};
 use operators::{Operator, Operators};
 use server::{Role, Server};
+use store::StoreFailure;
 
 pub(crate) use options::{Options, with_settings};
 pub(crate) use push::{PushOptions, RollbackOptions, push, rollback};
@@ -182,16 +183,19 @@ async fn watch_store(server: Arc<Server>, store: watch::Sender<Store>) {
         match health::probe(&server.limits).await {
             Ok(()) => {
                 failing_since = None;
-                if before == Store::Fails {
+                if before != Store::Decides {
                     server.log.info("store-back", "the store decides again, within the deadline");
                     store.send_replace(Store::Decides);
                 }
             }
-            Err(message) => {
+            Err(StoreFailure { kind, message }) => {
                 let since = *failing_since.get_or_insert_with(Instant::now);
                 if before == Store::Decides && since.elapsed() >= FAILS_AFTER {
                     server.log.warn("store-away", format_args!("the store does not decide: {message}"));
-                    store.send_replace(Store::Fails);
+                }
+                if before != Store::Decides || since.elapsed() >= FAILS_AFTER {
+                    let fails = Store::Fails(kind);
+                    store.send_if_modified(|store| std::mem::replace(store, fails) != fails);
                 }
             }
         }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_ratelimit::RedisLimiter;
-use tower_ratelimit::limiter::store::StoreLimiterBuilder;
+use tower_ratelimit::limiter::redis::RedisError;
 use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore, PostgresStoreBuilder};
-use tower_ratelimit::limiter::{BoxLimiter, StoreErrorKind};
+use tower_ratelimit::limiter::store::{StoreError, StoreLimiterBuilder};
+use tower_ratelimit::limiter::{BoxLimiter, LimiterError, StoreErrorKind};
 use tower_ratelimit::observe::Observer;
 
 use super::failure::{Failure, with_causes};
@@ -62,6 +63,19 @@ impl StoreOptions {
         }
         Ok(None)
     }
+}
+
+/// Why the store does not decide.
+pub(crate) struct StoreFailure {
+    pub(crate) kind: StoreErrorKind,
+    /// The text for the log, which may name the server.
+    pub(crate) message: String,
+}
+
+/// Returns the kind of an error of a limiter with one of the stores.
+pub(crate) fn kind_of(error: &LimiterError) -> StoreErrorKind {
+    let of_redis = error.downcast_ref().map(RedisError::kind);
+    of_redis.or_else(|| error.downcast_ref().map(StoreError::kind)).unwrap_or(StoreErrorKind::Unavailable)
 }
 
 /// Returns what connects and creates the table if it is missing.

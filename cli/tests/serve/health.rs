@@ -92,9 +92,9 @@ fn server_is_not_ready_while_its_store_answers_too_late() {
 fn readiness_follows_the_store_only_if_requests_do() {
     let away = format!("redis://127.0.0.1:{}", redis_server::free_port());
     for (on_error, status, said) in [
-        ("deny", 503, "the store does not decide: the log says why\n"),
-        ("allow", 200, "ready, but the store does not decide: the log says why\n"),
-        ("allow-always", 200, "ready, but the store does not decide: the log says why\n"),
+        ("deny", 503, "the store does not decide (unavailable): the log says why\n"),
+        ("allow", 200, "ready, but the store does not decide (unavailable): the log says why\n"),
+        ("allow-always", 200, "ready, but the store does not decide (unavailable): the log says why\n"),
     ] {
         let server = Server::start(&rules(), &["--redis", &away, "--on-error", on_error, "--drain-delay", "1h"]);
         for address in [server.asked, server.admin] {
