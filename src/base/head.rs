@@ -72,7 +72,24 @@ impl<'a> Head<'a> {
     /// ```
     ///
     /// This cost is refused with 429, and the body says that the request costs more than its limit. To answer 411
-    /// (Length Required) instead, refuse requests whose `content_length` is `None` in a middleware before the layer.
+    /// (Length Required) instead, change the layer's own response. A middleware before the layer would answer while the
+    /// client still sends, and many clients then lose the answer. The layer first reads the rest of the body, as
+    /// [`discard_body`](crate::RateLimitLayer::discard_body) says.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_ratelimit::Refusals;
+    ///
+    /// let refusals = Refusals::with(|refusal| {
+    ///     let mut response = refusal.default_response();
+    ///     if refusal.head().content_length().is_none() {
+    ///         *response.status_mut() = StatusCode::LENGTH_REQUIRED;
+    ///     }
+    ///     response
+    /// });
+    /// ```
+    ///
+    /// The body is still that of the 429. To change it, return a body of your own.
     ///
     /// The number is unknown if the request has the header `Transfer-Encoding`, several headers
     /// `Content-Length`, or one that is not a number. Without these headers a request of HTTP/1 has no body, and

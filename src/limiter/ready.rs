@@ -118,7 +118,8 @@ impl<L: Limiter> Ready<L> {
     }
 
     /// Sets the longest time for which a caller waits. The default is 60 seconds. Each clone may have a
-    /// different limit.
+    /// different limit. For jobs that must not be lost, pass [`Duration::MAX`], and [`usize::MAX`] to
+    /// [`max_waiting`](Self::max_waiting).
     ///
     /// If a concurrency limit has a [`max_wait`](crate::Quota::max_wait), a caller waits for its units at
     /// most that long.
