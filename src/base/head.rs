@@ -73,8 +73,8 @@ impl<'a> Head<'a> {
     ///
     /// This cost is refused with 429, and the body says that the request costs more than its limit. To answer 411
     /// (Length Required) instead, change the layer's own response. A middleware before the layer would answer while the
-    /// client still sends, and many clients then lose the answer. The layer first reads the rest of the body, as
-    /// [`discard_body`](crate::RateLimitLayer::discard_body) says.
+    /// client still sends, and many clients then lose the answer. The layer first reads the rest of the body, up to the
+    /// size of [`discard_body`](crate::RateLimitLayer::discard_body). Set that to the size of your largest upload.
     ///
     /// ```
     /// use http::StatusCode;

@@ -533,7 +533,7 @@ mod tests {
 
         fn change(&mut self, change: FleetChange) {
             self.0 = self.0.changed(&[change], author(1)).unwrap().0;
-            // What is stored is all that the next process knows.
+            // The next process knows only the stored text.
             self.0 = FleetDocument::parse(&self.0.to_text()).unwrap();
         }
 
@@ -565,7 +565,7 @@ mod tests {
             (&["one"][..], (None, None)),
             (&["one", "two"], (Some("one"), Some(1))),
             (&["one", "two", "three"], (Some("two"), Some(2))),
-            // The same rules are pushed again.
+            // A push of the text in force keeps the former text.
             (&["one", "two", "two"], (Some("one"), Some(1))),
             (&["one", "one"], (None, None)),
         ] {

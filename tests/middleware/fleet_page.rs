@@ -323,7 +323,7 @@ async fn fingerprint_is_not_taken_for_a_key() {
         assert!(error.contains("is the fingerprint of a key") && error.contains("click the key"), "{error}");
     }
     assert!(world.fleet.entries().is_empty());
-    // What was typed is there again.
+    // The form has the typed values again.
     let (_, page) = world.send(0, "alice", "text/html", Some(&set(&fingerprint))).await;
     assert!(page.contains("<b>Not done.</b>") && page.contains(&format!("value=\"{fingerprint}\"")), "{page}");
     // A text of this form may be a key that the page does not list.
