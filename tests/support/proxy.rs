@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
@@ -37,8 +37,9 @@ struct Orders {
     came: AtomicUsize,
     /// The number of the first connection that is not forgotten: nothing comes through one that is.
     remembered: AtomicUsize,
-    /// Notified when all connections are reset.
-    reset: Notify,
+    /// Sent to when all connections are reset. Each connection looks at it before it passes an answer on: its task
+    /// may run only after the next call was sent.
+    reset: watch::Sender<()>,
     /// Commands with this word are refused, as by a proxy that does not know them.
     unknown: Mutex<Option<&'static str>>,
     /// The time that bytes of new connections take, one way.
@@ -91,9 +92,10 @@ impl Proxy {
                     orders.open.fetch_add(1, Ordering::Relaxed);
                     let number = orders.came.fetch_add(1, Ordering::Relaxed);
                     let delay = Duration::from_micros(orders.delay_us.load(Ordering::Relaxed));
+                    let mut cut = orders.reset.subscribe();
                     tokio::select! {
-                        () = pass(client, delay, number, &orders) => {}
-                        () = orders.reset.notified() => {}
+                        () = pass(client, delay, number, &orders, cut.clone()) => {}
+                        _ = cut.changed() => {}
                     }
                     orders.open.fetch_sub(1, Ordering::Relaxed);
                 });
@@ -116,9 +118,9 @@ impl Proxy {
         self.orders.remembered.store(self.orders.came.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Cuts all connections.
+    /// Cuts all connections. What is sent later gets no answer through them.
     pub(crate) fn reset(&self) {
-        self.orders.reset.notify_waiters();
+        self.orders.reset.send_replace(());
     }
 
     /// Refuses commands with this word.
@@ -183,7 +185,7 @@ impl Drop for Proxy {
     }
 }
 
-async fn pass(mut client: TcpStream, delay: Duration, number: usize, orders: &Orders) {
+async fn pass(mut client: TcpStream, delay: Duration, number: usize, orders: &Orders, cut: watch::Receiver<()>) {
     let to = orders.to.load(Ordering::Relaxed);
     let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else { return };
     // Without it small answers sometimes wait for 40 ms.
@@ -191,8 +193,8 @@ async fn pass(mut client: TcpStream, delay: Duration, number: usize, orders: &Or
     if !delay.is_zero() {
         let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
         tokio::select! {
-            () = carry(from_client, to_server, delay, orders) => {}
-            () = carry(from_server, to_client, delay, orders) => {}
+            () = carry(from_client, to_server, delay, orders, &cut) => {}
+            () = carry(from_server, to_client, delay, orders, &cut) => {}
         }
         return;
     }
@@ -232,6 +234,9 @@ async fn pass(mut client: TcpStream, delay: Duration, number: usize, orders: &Or
                 Ok(read) if read > 0 => {
                     while orders.hold.load(Ordering::Relaxed) {
                         tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                    if is_cut(&cut) {
+                        return;
                     }
                     if number < orders.remembered.load(Ordering::Relaxed) {
                         continue;
@@ -282,8 +287,18 @@ async fn pass(mut client: TcpStream, delay: Duration, number: usize, orders: &Or
     }
 }
 
+fn is_cut(cut: &watch::Receiver<()>) -> bool {
+    cut.has_changed().unwrap_or(true)
+}
+
 /// Carries bytes one way, each with this delay, and as many as come.
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration, orders: &Orders) {
+async fn carry(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    delay: Duration,
+    orders: &Orders,
+    cut: &watch::Receiver<()>,
+) {
     let (sender, mut carried) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     let take = async move {
         let mut bytes = [0; 65_536];
@@ -296,7 +311,7 @@ async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration,
     let give = async move {
         while let Some((at, bytes)) = carried.recv().await {
             sleep_until(at).await;
-            if to.write_all(&bytes).await.is_err() {
+            if is_cut(cut) || to.write_all(&bytes).await.is_err() {
                 break;
             }
             let rate = orders.rate.load(Ordering::Relaxed);
