@@ -80,7 +80,7 @@ fn unsafe_is_written_in_one_function_only() {
 #[test]
 fn time_is_read_by_the_clocks_only() {
     // These files measure deadlines and departures by the runtime's timer, and no limiter's time.
-    let deadlines = ["cluster", "link", "mod", "pause", "reconnect", "renewal"]
+    let deadlines = ["cluster", "health", "link", "mod", "pause", "reconnect", "renewal"]
         .map(|file| format!("limiter/redis/connection/{file}.rs"));
     let except: Vec<&str> = deadlines
         .iter()

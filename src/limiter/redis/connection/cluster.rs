@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::address::{Address, TargetKind};
-use super::error_class::{CallFailure, Cause, misconfigured};
+use super::failure::{CallFailure, Cause, misconfigured};
 use super::link::Link;
 use super::pause::jitter;
 use super::server::Server;
@@ -139,7 +139,7 @@ impl Cluster {
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
             // The server may be new, so the call waits for its first connection.
-            link.wait_for_connection(until).await.map_err(|failure| failure.error)?;
+            link.health.wait_for_connection(until).await.map_err(|failure| failure.error)?;
         }
     }
 
@@ -204,11 +204,11 @@ impl Map {
     /// Returns whether a server or the owner of a slot is missing. Calls alone would not notice when the missing
     /// server or owner is back.
     fn lacks_something(&self) -> bool {
-        self.owners.contains(&NO_SERVER) || self.servers.iter().any(|server| server.link.fails_at_once())
+        self.owners.contains(&NO_SERVER) || self.servers.iter().any(|server| server.link.health.fails_at_once())
     }
 
     fn find(&self, address: &Address) -> Option<usize> {
-        self.servers.iter().position(|server| server.link.address == *address)
+        self.servers.iter().position(|server| server.link.health.address == *address)
     }
 }
 
@@ -280,7 +280,7 @@ impl ClusterState {
             let known = map.find(address).and_then(|at| map.servers.get(at)).cloned();
             servers.push(match known {
                 Some(server) => server,
-                None if from.link.address == *address => Arc::clone(from),
+                None if from.link.health.address == *address => Arc::clone(from),
                 None => self.start(address)?,
             });
         }
@@ -314,7 +314,7 @@ impl ClusterState {
                 let count = servers.len();
                 servers.rotate_left(turn % count);
             }
-            servers.sort_by_key(|server| server.link.fails_at_once() || !server.link.is_connected());
+            servers.sort_by_key(|server| server.link.health.fails_at_once() || !server.link.health.is_connected());
             let others = map.others.iter().filter(|other| map.find(other).is_none()).cloned();
             (servers, others.collect::<Vec<_>>())
         };
@@ -338,11 +338,11 @@ impl ClusterState {
 
     async fn slots_of(&self, link: &Link) -> Result<Slots, RedisError> {
         let until = Instant::now() + self.settings.connect_timeout();
-        link.until_connected(until).await;
+        link.health.until_connected(until).await;
         let answer = link.send_keyless("CLUSTER", &["SLOTS"], until).await;
-        let answer = answer.map_err(|failure| link.explain(failure))?;
-        Slots::parse(&answer, &link.address).ok_or_else(|| {
-            let message = format!("Redis at {} knows of no slots of its cluster", link.address);
+        let answer = answer.map_err(|failure| link.health.explain(failure))?;
+        Slots::parse(&answer, &link.health.address).ok_or_else(|| {
+            let message = format!("Redis at {} knows of no slots of its cluster", link.health.address);
             RedisError::new(StoreErrorKind::Unavailable, message)
         })
     }
@@ -410,7 +410,7 @@ mod tests {
         let [gone, stays] = [1, 2].map(|port| Address::new("127.0.0.1", port));
         let link = Arc::clone(&shared.at(&gone, Some(0)).unwrap().link);
         let fail = || {
-            link.record_end(Some(CallFailure::lost(StoreErrorKind::Unavailable, "it is not there")));
+            link.health.record_end(Some(CallFailure::lost(StoreErrorKind::Unavailable, "it is not there")));
             looks.is_down.load(Ordering::Relaxed)
         };
         assert!(fail());

@@ -5,7 +5,7 @@ use redis::aio::ConnectionLike;
 use tokio::sync::OnceCell;
 
 use super::address::Address;
-use super::error_class::CallFailure;
+use super::failure::CallFailure;
 use super::on_redis_rs::{failure, packed, reply};
 use super::transport::{Command, ConnectionObserver, RedisReply, SlotState, Transport};
 use crate::limiter::BoxFuture;

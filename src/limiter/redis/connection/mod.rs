@@ -4,8 +4,10 @@ mod address;
 mod cluster;
 mod current;
 mod error_class;
+mod failure;
 #[cfg(feature = "redis-rs")]
 mod given;
+mod health;
 pub(super) mod link;
 #[cfg(feature = "fred")]
 mod on_fred;
@@ -32,7 +34,7 @@ use tokio::time::{Instant, timeout_at};
 
 use self::address::{Address, TargetKind};
 use self::cluster::Cluster;
-use self::error_class::{Cause, misconfigured};
+use self::failure::{Cause, misconfigured};
 use self::link::Link;
 use self::server::Server;
 pub(super) use self::settings::ConnectionSettings;
@@ -181,9 +183,9 @@ impl RedisConnections {
                 let error = misconfigured(format!(
                     "Redis at {} belongs to a cluster: use a URL that begins with redis-cluster:// or \
                      rediss-cluster://",
-                    link.address
+                    link.health.address
                 ));
-                link.report_misconfiguration(&error);
+                link.health.report_misconfiguration(&error);
                 Err(error)
             }
             Err(failure) => Err(failure.error),
@@ -201,7 +203,7 @@ impl RedisConnections {
     /// Returns the error for a script's command that the slot's server refused with these words. The
     /// consequences are the same as if the server had refused the script.
     pub(super) fn record_refusal(&self, slot: u16, words: &str) -> RedisError {
-        self.link(slot).map_or_else(|error| error, |link| link.record_refusal(words))
+        self.link(slot).map_or_else(|error| error, |link| link.health.record_refusal(words))
     }
 
     /// Records the error of a check that was not sent, or that failed although the server replied to its call.
@@ -222,7 +224,7 @@ impl RedisConnections {
     /// Restarts the slot's connection, because the connection delivered a reply that no script gives.
     pub(super) fn restart_garbled(&self, slot: u16) {
         if let Ok(link) = self.link(slot) {
-            link.restart_garbled_connection();
+            link.health.restart_garbled_connection();
         }
     }
 
@@ -230,7 +232,7 @@ impl RedisConnections {
     /// known.
     pub(super) fn error_at_once(&self, slot: u16) -> Option<RedisError> {
         match self.link(slot) {
-            Ok(link) => link.fails_at_once().then(|| link.failure_at_once().error),
+            Ok(link) => link.health.fails_at_once().then(|| link.health.failure_at_once().error),
             Err(error) => Some(error),
         }
     }
@@ -283,7 +285,7 @@ impl RedisConnections {
 
     /// Returns whether the server is believed dead.
     pub(super) fn is_dead(&self) -> bool {
-        matches!(&self.0.reach, Reach::One(server) if server.link.fails_at_once())
+        matches!(&self.0.reach, Reach::One(server) if server.link.health.fails_at_once())
     }
 
     /// Ends all connections. Calls fail from then on.

@@ -14,7 +14,8 @@ use tokio::task::{AbortHandle, JoinError, JoinHandle};
 
 use super::address::{Address, TargetKind, sentinel_hint};
 use super::current::Current;
-use super::error_class::{self, CallFailure, Cause, misconfigured};
+use super::error_class;
+use super::failure::{CallFailure, Cause, misconfigured};
 use super::renewal::Renewal;
 use super::settings::{ConnectionSettings, KEEPALIVE};
 use super::transport::{Argument, Command, ConnectionObserver, DEPTH_MAX, RedisReply, SlotState, Transport};
@@ -384,7 +385,7 @@ fn is_answer(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::redis::connection::error_class::Cause;
+    use crate::limiter::redis::connection::failure::Cause;
 
     fn kind_of(kind: ErrorKind, text: &'static str) -> (StoreErrorKind, Cause) {
         let failure = failure(&Error::new(kind, text), &Address::new("here", 1));

@@ -21,7 +21,8 @@ use tokio::time::timeout;
 
 use super::address::{Address, TargetKind};
 use super::current::Current;
-use super::error_class::{self, CallFailure, Cause, misconfigured};
+use super::error_class;
+use super::failure::{CallFailure, Cause, misconfigured};
 use super::renewal::Renewal;
 use super::settings::{ConnectionSettings, KEEPALIVE};
 #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]

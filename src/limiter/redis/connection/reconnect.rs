@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::error_class::{CallFailure, Cause};
+use super::failure::{CallFailure, Cause};
 use super::link::Link;
 use super::pause::{Pauses, jitter};
 use super::renewal::RETRY;
@@ -58,16 +58,16 @@ async fn through_panics<F: Future<Output = ()>>(run: impl Fn() -> F) {
 /// Connects, and connects again whenever the connection has ended.
 async fn connect(link: &Link) {
     let mut pauses = Pauses::new();
-    link.record_end(None); // after a panic
+    link.health.record_end(None); // after a panic
     loop {
         let began = Instant::now();
-        link.record_attempt();
+        link.health.record_attempt();
         let reason = tokio::select! {
             biased;
             reason = link.transport.connect(link) => Some(reason),
-            () = link.restart.notified() => None,
+            () = link.health.restart.notified() => None,
         };
-        let lasted = link.record_end(reason);
+        let lasted = link.health.record_end(reason);
         sleep_until(pauses.next_attempt(began, lasted)).await;
     }
 }
@@ -77,24 +77,24 @@ async fn connect(link: &Link) {
 async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
     let mut is_measured = false;
     loop {
-        if !is_measured && link.is_connected() {
+        if !is_measured && link.health.is_connected() {
             is_measured = link.round_trip().await.is_some();
         }
         let is_given = link.transport.is_given();
         if is_given && is_measured {
             return; // it is the application's to keep
         }
-        let idle_at = link.heard_at() + jitter(IDLE);
+        let idle_at = link.health.heard_at() + jitter(IDLE);
         if is_given || Instant::now() < idle_at {
             let next = if is_measured { idle_at } else { Instant::now() + PROBE_EVERY };
             sleep_until(next).await;
             continue;
         }
         // Skips a server that is believed dead, because `until_it_answers` probes such a server.
-        if link.is_connected() && !link.breaker.is_open() {
+        if link.health.is_connected() && !link.health.breaker.is_open() {
             let answer = link.probe(Instant::now() + settings.silence()).await;
             if let Err(CallFailure { cause: Cause::Lost, .. }) = answer {
-                link.restart_connection();
+                link.health.restart_connection();
             }
         }
         sleep(PROBE_EVERY).await;
@@ -114,22 +114,22 @@ async fn teach(link: &Link) {
 async fn probe(link: &Link, settings: &ConnectionSettings) {
     let mut back: Option<Instant> = None;
     loop {
-        while !link.breaker.is_open() {
-            link.breaker_opened.notified().await;
+        while !link.health.breaker.is_open() {
+            link.health.breaker_opened.notified().await;
         }
         let went = Instant::now();
         until_it_answers(link, settings).await;
-        link.record_recovery();
+        link.health.record_recovery();
         let flaps = back.is_some_and(|back| went.duration_since(back) < FLAPS);
         back = Some(Instant::now());
         let reported = Instant::now() + if flaps { STEADY } else { Duration::ZERO };
         loop {
-            match timeout_at(reported, link.breaker_opened.notified()).await {
+            match timeout_at(reported, link.health.breaker_opened.notified()).await {
                 Err(_) => {
-                    link.report_up();
+                    link.health.report_up();
                     break;
                 }
-                Ok(()) if link.breaker.is_open() => break,
+                Ok(()) if link.health.breaker.is_open() => break,
                 Ok(()) => {}
             }
         }
@@ -147,25 +147,25 @@ async fn until_it_answers(link: &Link, settings: &ConnectionSettings) {
         match link.probe(next).await {
             Err(failure) if failure.cause.is_unanswered() => {
                 if Instant::now() >= next {
-                    link.record_unanswered_probe(next - began);
+                    link.health.record_unanswered_probe(next - began);
                 }
-                if link.is_connected() {
+                if link.health.is_connected() {
                     patience = PATIENCE_IF_CONNECTED;
                 }
             }
             // The server would refuse each check as well.
             Err(failure) if failure.error.kind() == StoreErrorKind::Misconfigured => {
-                link.record_refused_probe(failure.error);
+                link.health.record_refused_probe(failure.error);
             }
             _ => return,
         }
         tokio::select! {
             biased;
             () = sleep_until(next) => {}
-            () = link.reconnected.notified() => continue,
+            () = link.health.reconnected.notified() => continue,
         }
         if since.elapsed() >= patience {
-            link.restart_connection();
+            link.health.restart_connection();
             since = Instant::now();
         }
     }
@@ -177,17 +177,17 @@ async fn renew(link: &Link, settings: &ConnectionSettings) {
     let Some(renewal) = link.transport.renewal() else { return };
     loop {
         renewal.wait_until_due().await;
-        if !link.is_connected() {
+        if !link.health.is_connected() {
             sleep(RETRY).await; // the next connection asks by itself
             continue;
         }
         let failure = match renewal.ask().await {
             Ok(credentials) => link.log_in(&credentials, Instant::now() + settings.connect_timeout()).await.err(),
-            Err(why) => Some(CallFailure::without_credentials(&link.address, &why)),
+            Err(why) => Some(CallFailure::without_credentials(&link.health.address, &why)),
         };
         if let Some(failure) = failure {
             renewal.retry();
-            link.report_failed_renewal(&failure.error);
+            link.health.report_failed_renewal(&failure.error);
         }
     }
 }

@@ -36,7 +36,7 @@ impl Server {
     }
 
     pub(super) fn close(&self) {
-        self.link.close();
+        self.link.health.close();
         self.reconnect.abort();
     }
 }
@@ -44,6 +44,6 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.reconnect.abort();
-        self.link.retire();
+        self.link.health.retire();
     }
 }

@@ -1,7 +1,7 @@
 //! The servers that a URL names, and the transports to them.
 
 use super::address::{Address, TargetKind};
-use super::error_class::misconfigured;
+use super::failure::misconfigured;
 #[cfg(feature = "fred")]
 use super::on_fred::FredTarget;
 #[cfg(feature = "redis-rs")]

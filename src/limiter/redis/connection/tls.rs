@@ -60,7 +60,7 @@ pub(super) fn read(pem: &Pem) -> Result<rustls::ClientConfig, crate::limiter::re
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
     use rustls::{ClientConfig, RootCertStore};
 
-    use super::error_class::misconfigured;
+    use super::failure::misconfigured;
 
     let certificates = |option: &str, pem: &[u8]| {
         let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::address::Address;
-use super::error_class::CallFailure;
+use super::failure::CallFailure;
 use super::renewal::Renewal;
 use crate::limiter::BoxFuture;
 use crate::limiter::redis::credentials::RedisCredentials;

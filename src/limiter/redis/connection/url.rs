@@ -3,7 +3,7 @@
 use percent_encoding::percent_decode_str;
 
 use super::address::{Address, sentinel_hint};
-use super::error_class::misconfigured;
+use super::failure::misconfigured;
 use crate::limiter::redis::error::RedisError;
 
 /// A parsed URL.

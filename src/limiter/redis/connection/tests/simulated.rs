@@ -3,7 +3,8 @@
 use crate::event::StoreErrorKind;
 use crate::limiter::BoxFuture;
 use crate::limiter::redis::connection::address::Address;
-use crate::limiter::redis::connection::error_class::{self, CallFailure};
+use crate::limiter::redis::connection::error_class;
+use crate::limiter::redis::connection::failure::CallFailure;
 use crate::limiter::redis::connection::transport::{
     Argument, Command, ConnectionObserver, RedisReply, SlotState, Transport,
 };

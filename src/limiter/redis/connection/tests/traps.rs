@@ -38,7 +38,7 @@ async fn a_connection_whose_task_has_ended_is_begun_anew() {
         sleep(100 * MS).await;
         match end {
             "quit" => link(&store).transport.quit().await,
-            _ => link(&store).restart_connection(),
+            _ => link(&store).health.restart_connection(),
         }
         load.fixed();
         sleep(1_500 * MS).await;
@@ -103,16 +103,19 @@ async fn waiting_in_vain_for_a_connection_opens_the_breaker() {
     let store = connected(&proxy.url(), ConnectionSettings::default()).await;
     proxy.hold(true);
     let (began, silence) = (Instant::now(), ConnectionSettings::default().silence());
-    link(&store).restart_connection();
-    eventually("the connection ends", || !link(&store).is_connected()).await;
+    link(&store).health.restart_connection();
+    eventually("the connection ends", || !link(&store).health.is_connected()).await;
     while !store.fails_at_once(0) {
-        let failure = link(&store).wait_for_connection(Instant::now() + 20 * MS).await.unwrap_err();
+        let failure = link(&store).health.wait_for_connection(Instant::now() + 20 * MS).await.unwrap_err();
         assert_ne!(failure.error.kind(), StoreErrorKind::Misconfigured);
         assert!(began.elapsed() < LONG);
     }
     assert!(began.elapsed() >= silence, "one that is being made says nothing about the server");
     let began = Instant::now();
-    assert!(link(&store).wait_for_connection(Instant::now() + LONG).await.is_err(), "nothing is waited for then");
+    assert!(
+        link(&store).health.wait_for_connection(Instant::now() + LONG).await.is_err(),
+        "nothing is waited for then"
+    );
     assert!(began.elapsed() < LONG / 2);
 }
 
@@ -187,7 +190,7 @@ async fn a_connection_that_is_begun_anew_sends_a_lone_call_at_once() {
         for call in &mut calls {
             assert!(call.as_mut().poll(context).is_pending());
         }
-        link(&store).restart_connection();
+        link(&store).health.restart_connection();
         std::task::Poll::Ready(())
     })
     .await;
