@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::time::Duration;
 
+use super::check::check;
 use super::descriptors::DescriptorLimits;
 use super::error::RulesError;
 use super::names::Names;
@@ -14,7 +15,7 @@ use super::read::can_be_registered;
 use super::report::RulesReport;
 #[cfg(doc)]
 use super::report::RulesWarningKind;
-use super::store::{self, RuleStore};
+use super::store::RuleStore;
 use super::tree::Descriptor;
 use super::watch;
 use crate::base::head::Head;
@@ -365,7 +366,7 @@ impl RulesBuilder {
     /// Returns an error with the problems that [`read_text`](Self::read_text) would return, except
     /// unregistered names.
     pub fn check(&self, text: impl AsRef<[u8]>) -> Result<RulesReport, RulesError> {
-        store::check(&self.clone().checked()?, text.as_ref())
+        check(&self.clone().checked()?, text.as_ref())
     }
 
     /// Reads the rules of a file.

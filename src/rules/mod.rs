@@ -104,6 +104,7 @@
 //! most 10,000 patterns.
 
 mod bind;
+mod check;
 mod compare;
 mod contained;
 mod convert;

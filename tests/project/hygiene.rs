@@ -167,7 +167,7 @@ fn rooms_do_nothing_that_other_rooms_do() {
     never("limiter/redis/wire/", &["tokio", "async", "Mutex"], &[]);
     never("limiter/redis/connection/", &["Policy", "Quota", "Key", "Decision", "ChargeDecision"], &[]);
     never("stats/", &["Limiter", "async", "tokio"], &[]);
-    never("rules/", &["std::fs"], &["rules/store.rs"]);
+    never("rules/", &["std::fs"], &["rules/store/file.rs"]);
     never("conformance/", &["crate::limiter::memory", "crate::limiter::redis", "crate::limiter::remote"], &[]);
 }
 
