@@ -9,7 +9,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("examples/frameworks/", "the server of another framework starts on threads of its own"),
     ("examples/rules_by_url.rs", "a source asks a server over TCP by and by"),
     ("src/clock/tokio.rs", "tokio's time is paused"),
-    ("src/fleet/tests.rs", "tokio's time is paused"),
+    ("src/fleet/tests/", "tokio's time is paused"),
     ("src/limiter/redis/connection/tests/", "faults of real servers last for a while under load"),
     ("src/limiter/redis/tests/mod.rs", "the servers are processes, whose changes are waited for"),
     ("src/limiter/redis/tests/simulation/", "tokio's time is paused"),
