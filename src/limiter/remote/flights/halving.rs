@@ -19,14 +19,14 @@ use crate::base::time::Timestamp;
 const PHASE_US_MIN: u64 = 1 << 19;
 
 /// The least number of calls that a phase must have to be used.
-const CALLS_MIN: u64 = 3;
+const PHASE_CALLS_MIN: u64 = 3;
 
 /// A phase of the time on a store's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HalvingPhase {
     /// The number of a pair of phases: a phase with whole windows, and the next phase with halved windows.
     pub(super) pair: u64,
-    /// Whether windows are halved.
+    /// True if windows are halved.
     pub(super) is_halved: bool,
     /// True if the calls of the previous phase have most likely been answered.
     is_settled: bool,
@@ -99,8 +99,8 @@ pub(super) struct Finding {
 
 impl Halving {
     /// Records a call. Returns the finding of the last pair of phases if this call belongs to the next pair.
-    /// There is a finding only if this limiter had fewer requests in flight while its window was halved,
-    /// because halving a window that is not full changes nothing.
+    /// There is a finding only if this limiter had more than 1.3 times as many requests in flight while its window
+    /// was whole as while it was halved, because halving a window that is not full changes nothing.
     pub(super) fn record(&mut self, phase: HalvingPhase, took: u64, in_flight: u64) -> Option<Finding> {
         let finding = if phase.pair == self.pair { None } else { self.finding() };
         if phase.pair != self.pair {
@@ -114,7 +114,7 @@ impl Halving {
 
     fn finding(&self) -> Option<Finding> {
         let (whole, halved) = (self.whole, self.halved);
-        if whole.calls.min(halved.calls) < CALLS_MIN {
+        if whole.calls.min(halved.calls) < PHASE_CALLS_MIN {
             return None;
         }
         let (took, took_halved) = (whole.took / whole.calls, halved.took / halved.calls);
@@ -123,8 +123,10 @@ impl Halving {
         if full * 10 <= half * 13 {
             return None;
         }
-        let own = u128::from(took.saturating_sub(took_halved)) * u128::from(half) / u128::from(full - half);
-        let alone = took_halved.min(took).saturating_sub(u64::try_from(own).unwrap_or(u64::MAX));
+        // The time that the limiters' requests cause while windows are halved: the difference of the two times is
+        // that of `full - half` requests.
+        let caused = u128::from(took.saturating_sub(took_halved)) * u128::from(half) / u128::from(full - half);
+        let alone = took_halved.min(took).saturating_sub(u64::try_from(caused).unwrap_or(u64::MAX));
         Some(Finding { whole: took, alone: alone.max(1) })
     }
 }
@@ -179,9 +181,9 @@ mod tests {
     #[test]
     fn limiters_halve_at_the_same_times() {
         let now = Instant::now();
-        let told = Timestamp::from_micros(1_700_000_000_000_000);
-        let clock = StoreClock::new(told, now, now);
-        let later = StoreClock::new(told.saturating_add(DEADLINE), now, now + DEADLINE);
+        let stated = Timestamp::from_micros(1_700_000_000_000_000);
+        let clock = StoreClock::new(stated, now, now);
+        let later = StoreClock::new(stated.saturating_add(DEADLINE), now, now + DEADLINE);
         for step in 0..300 {
             let at = now + DEADLINE + step * Duration::from_millis(9);
             let phase = clock.phase(at, DEADLINE);
@@ -193,11 +195,11 @@ mod tests {
     #[test]
     fn extreme_clocks_and_deadlines_overflow_nothing() {
         let now = Instant::now();
-        for told in [0, u64::MAX] {
+        for stated in [0, u64::MAX] {
             for deadline in [Duration::ZERO, Duration::MAX] {
                 let mut halving = Halving::default();
                 for number in 0..20 {
-                    let phase = StoreClock::new(Timestamp::from_micros(told), now, now).phase(now, deadline);
+                    let phase = StoreClock::new(Timestamp::from_micros(stated), now, now).phase(now, deadline);
                     halving.record(phase, u64::MAX, u64::from(number % 2 == 0) << 16);
                 }
             }

@@ -10,7 +10,7 @@
 //!   shrinks when calls take longer. Limiters that share a store get about the same window, because each
 //!   limiter adds the same small step.
 //! * Long calls are no reason to send less if other clients cause them. [`halving`](super::halving) finds out whether
-//!   other clients or limiters are the cause. While other clients are, requests are sent evenly.
+//!   other clients or limiters are the cause. While other clients are the cause, requests are sent evenly.
 //! * A lane has few calls in flight while calls are short, because one call with many requests costs less than many
 //!   small calls. A lane has many calls in flight while calls are long, because a call that waits costs nothing.
 //!
@@ -56,21 +56,23 @@ pub(super) struct LoadWindow {
     /// The time of a call while no other call is in flight, or 0 before the first such call.
     alone: u64,
     halving: Halving,
-    /// Whether windows are halved now.
+    /// True if this limiter's window is halved now.
     is_halved: bool,
     /// True if other clients cause most of a call's time, as the last finding says.
     long_by_others: bool,
-    /// Whether requests are sent evenly.
+    /// True if requests are sent evenly.
     is_paced: bool,
-    /// The number of requests that were answered late since a call was last answered within the deadline.
-    late: u64,
+    /// The number of requests that were answered late, one after the other. Counted since a call was last answered
+    /// within the deadline, or since the window last shrank.
+    late_in_a_row: u64,
     /// The smoothed number of requests in flight when a call is sent, in parts.
     in_flight: u64,
     /// The maximum number of requests in flight, in parts.
     window: u64,
-    /// The window at the instant when calls last became too long, in parts. The window grows quickly up to
-    /// half of this value.
-    proven: u64,
+    /// The window at the instant when calls last became too long, in parts. The window grows quickly up to half of
+    /// this value. It is 0 before calls were too long, so a new window does not grow quickly. It is `u64::MAX` from the
+    /// finding that other clients make calls long until calls next become too long.
+    too_large: u64,
     course: Course,
     /// True if requests have waited for the window since the last call came back.
     is_limiting: bool,
@@ -108,10 +110,10 @@ impl LoadWindow {
             is_halved: false,
             long_by_others: false,
             is_paced: false,
-            late: 0,
+            late_in_a_row: 0,
             in_flight: 0,
             window,
-            proven: 0,
+            too_large: 0,
             course: Course::Grew,
             is_limiting: false,
         }
@@ -131,13 +133,14 @@ impl LoadWindow {
     /// call.
     ///
     /// If a lone call takes about the same time as other calls, limiters are not the cause of long calls, and a
-    /// late answer costs other clients nothing. In this case the result is the time of a quick call, and at most
-    /// half of the deadline. A request that is sent right after an answer waits for two whole turns of the store,
-    /// but a request that is sent at another time may be answered in time.
+    /// late answer costs other clients nothing. In this case the result is the time of a quick call, which is two
+    /// spreads below the smoothed time, and at most half of the deadline. A request that is sent right after an answer
+    /// waits for two whole turns of the store, but a request that is sent at another time may be answered in time.
     ///
-    /// Otherwise the result is less than the deadline, so a new request may always be sent if the window has room.
-    /// With a larger result, an estimate that is too long would never become shorter: refused callers would retry
-    /// at once and keep the process so busy that it reads the few answers late.
+    /// Otherwise the result is the time of a slow call, which is a spread above the smoothed time, with a margin of a
+    /// twentieth of the deadline. The result is at most seven eighths of the deadline, so a new request may always be
+    /// sent if the window has room. With a larger result, an estimate that is too long would never become shorter:
+    /// refused callers would retry at once and keep the process so busy that it reads the few answers late.
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
@@ -148,26 +151,27 @@ impl LoadWindow {
         }
     }
 
-    /// Returns the maximum number of requests in flight.
+    /// Returns the size of the window, in requests. While windows are halved, this is half of the window.
     pub(super) fn units(&self) -> u64 {
         let window = self.window / PART;
         if self.is_halved { (window / 2).max(1) } else { window }
     }
 
-    /// Returns the maximum number of requests in flight. If requests are sent evenly, the pace bounds their number, and
-    /// the window must not keep them from being sent in time.
+    /// Returns the maximum number of requests in flight: a window. If requests are sent evenly, the pace bounds them to
+    /// about a window, and the result is four windows, so that a few long calls do not keep a request from being sent
+    /// in time.
     fn most_in_flight(&self) -> u64 {
         if self.is_paced() { 4 * self.units() } else { self.units() }
     }
 
-    /// Returns whether calls are so long that their cause matters.
-    fn is_long(&self, deadline: Duration) -> bool {
-        self.call > nanos(deadline) / 2
+    /// Returns whether calls are so long that their cause matters. `deadline` is in nanoseconds.
+    fn is_long(&self, deadline: u64) -> bool {
+        self.call > deadline / 2
     }
 
     /// Enters a phase of the store's clock.
     pub(super) fn enter(&mut self, phase: Option<HalvingPhase>, deadline: Duration) {
-        self.is_halved = phase.is_some_and(|phase| phase.is_halved) && self.is_long(deadline);
+        self.is_halved = phase.is_some_and(|phase| phase.is_halved) && self.is_long(nanos(deadline));
     }
 
     /// Returns the maximum number of calls at a time, if they share a connection.
@@ -204,14 +208,16 @@ impl LoadWindow {
 
     /// Records how long a call took, and changes the window.
     pub(super) fn record(&mut self, took: Duration, sent: Sent, deadline: Duration) {
-        let was_halved = sent.phase.is_some_and(|phase| phase.is_halved) && self.is_long(deadline);
-        let limit = deadline;
         let deadline = nanos(deadline).max(1);
+        let was_halved = sent.phase.is_some_and(|phase| phase.is_halved) && self.is_long(deadline);
+        // A very long call counts as two deadlines in the averages, so that they forget it after a few calls. A lone
+        // call counts with its whole time, because a distant store may take longer.
         let whole_time = nanos(took).clamp(1, 16 * deadline);
         let took = whole_time.min(2 * deadline);
-        // Calls are quicker while windows are halved. The next calls may have whole windows again, so a quick call
-        // with a halved window says nothing about their durations.
-        let is_eased = was_halved && self.call / 4 <= took && {
+        // Calls are quicker while windows are halved. The next calls may have whole windows again, so a call with a
+        // halved window says nothing about their durations. It counts only if it is very quick, because the store was
+        // slow for a moment, or if it is too long and limiters are the cause.
+        let is_left_out = was_halved && self.call / 4 <= took && {
             self.long_by_others || took <= self.target(deadline).max(self.call)
         };
         self.in_flight = match self.in_flight {
@@ -220,7 +226,7 @@ impl LoadWindow {
         };
         if self.call == 0 {
             (self.call, self.spread) = (took, took / 4);
-        } else if !is_eased {
+        } else if !is_left_out {
             self.spread = moved(self.spread, took.abs_diff(self.call), 8);
             // A call that takes less than half of the average moves the average faster, so that a store that was slow
             // for a moment is used again at once.
@@ -231,29 +237,33 @@ impl LoadWindow {
         let beyond = self.call.saturating_sub(CALL_SHORT);
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
-        let is_long = self.is_long(limit);
+        let is_long = self.is_long(deadline);
         self.record_alone(whole_time, sent, is_long);
         self.is_paced = self.long_by_others && is_long;
-        if is_eased {
+        if is_left_out {
             return;
         }
-        // If other clients make calls long, the window may be so large that it is not full even when it is halved.
-        let room = if self.is_paced { 4 } else { 2 };
-        let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.units();
+        // The window limits the load also if half of the window is in flight. If other clients make calls long, a
+        // fourth is enough, because the window may be so large that it is not full even when it is halved.
+        let part = if self.is_paced { 4 } else { 2 };
+        let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * part >= self.units();
         let target = self.target(deadline);
         // `gain` is the change of the window for each request of the call: 0.3 · (target − took) / took of a
         // request. The window shrinks by at most a quarter of a request, and grows by at most half a request. With
         // larger steps the window would swing, because the effect of a step shows only a call later.
         let gain = (target as i128 - i128::from(took)) * i128::from(PART) * 3 / (10 * i128::from(took));
         let gain = gain.clamp(-(PART as i128) / 4, PART as i128 / 2) as i64; // far below the limits of `i64`
-        self.late = if whole_time < deadline { 0 } else { self.late + sent.units };
-        let are_all_late = self.late > sent.in_flight.max(self.in_flight / PART);
+        self.late_in_a_row = if whole_time < deadline { 0 } else { self.late_in_a_row + sent.units };
+        let are_all_late = self.late_in_a_row > sent.in_flight.max(self.in_flight / PART);
+        let grows_quickly = self.window < self.too_large / 2;
         let gain = match self.is_paced {
             // As many as are in flight were late one after the other, so they wait for each other. The window loses a
-            // quarter of them.
+            // quarter of the requests in flight.
             true if are_all_late => -(PART as i64) / 4 * sent.in_flight as i64 / sent.units.max(1) as i64,
-            true if self.window < self.proven / 2 => PART as i64 / 2,
+            // While other clients make calls long, the window has no target, so it grows by a fixed part of a request.
+            true if grows_quickly => PART as i64 / 2,
             true => PART as i64 / 16,
+            false if gain >= 0 && grows_quickly => PART as i64,
             false => gain,
         };
         if gain < 0 {
@@ -261,9 +271,9 @@ impl LoadWindow {
             if !self.is_paced && self.call < target.min(self.beyond_alone(deadline)) {
                 return;
             }
-            self.late = 0;
+            self.late_in_a_row = 0;
             if self.course == Course::Grew {
-                (self.proven, self.course) = (self.window, Course::Shrank);
+                (self.too_large, self.course) = (self.window, Course::Shrank);
             }
             // A window that is not used says nothing about the load that the store can carry.
             self.window = self.window.min(sent.in_flight * PART);
@@ -272,7 +282,7 @@ impl LoadWindow {
         } else {
             self.course = Course::Grew;
         }
-        let gain = if gain >= 0 && !self.is_paced && self.window < self.proven / 2 { PART as i64 } else { gain };
+        // The same small step of each limiter: half a request for each window of requests that were answered.
         let step = PART * PART / 2 * sent.units / self.window.max(PART);
         let window = self.window.saturating_add_signed(gain.saturating_mul(sent.units as i64)).saturating_add(step);
         self.window = window.clamp(WINDOW_MIN * PART, WINDOW_MAX * PART);
@@ -286,12 +296,13 @@ impl LoadWindow {
                 // A store may work in turns, and answer all calls of a turn at the turn's end. A call with a small
                 // window is sent right after an answer, at the beginning of a turn, but a call with a whole window is
                 // sent at any time. Therefore a phase sometimes measures only half of the delay that other processes
-                // cause.
+                // cause. So a third of the time confirms that others are the cause, and half of the time is needed to
+                // find it.
                 let part = if self.long_by_others { 3 } else { 2 };
                 let is_found = self.alone >= finding.whole / part;
                 if is_found && !self.long_by_others {
-                    // The window may have been found too large before, but by another rule.
-                    self.proven = u64::MAX;
+                    // A window that was found too large before was compared with a target. This does not count now.
+                    self.too_large = u64::MAX;
                 }
                 self.long_by_others = is_found;
             }
@@ -310,9 +321,9 @@ impl LoadWindow {
         self.record(deadline + deadline / 4, sent, deadline);
     }
 
-    /// Records that a call failed after this time. A quick failure shortens the estimate a little, and lets the
-    /// window grow, at most to its initial value. Without this change, the values of a slow moment would stay while
-    /// the store answers with errors, and would keep checks from being sent.
+    /// Records that a call failed after this time. A failure within half of the deadline shortens the estimate a
+    /// little, and lets the window grow, at most to its initial value. Without this change, the values of a slow moment
+    /// would stay while the store answers with errors, and would keep checks from being sent.
     pub(super) fn record_failure(&mut self, took: Duration, sent: Sent, deadline: Duration) {
         if took > deadline / 2 {
             return;
@@ -326,13 +337,13 @@ impl LoadWindow {
     /// more than four tenths of the deadline, the result is longer. It is then the mean of the lone call's time and the
     /// deadline, or a little more than the lone call's time if that is longer ([`beyond_alone`](Self::beyond_alone)).
     fn target(&self, deadline: u64) -> u64 {
-        let half = if self.alone < deadline { (self.alone + deadline) / 2 } else { 0 };
-        (deadline / 10 * 7).max(half).max(self.beyond_alone(deadline))
+        let mean = if self.alone < deadline { (self.alone + deadline) / 2 } else { 0 };
+        (deadline / 10 * 7).max(mean).max(self.beyond_alone(deadline))
     }
 
-    /// Returns a little more than the duration of a lone call. A call that takes longer than the result was slowed
-    /// by other calls in flight. The result is zero if the duration of a lone call is not known. The result is also
-    /// zero if a lone call takes more than nine eighths of the deadline, because nearly all answers are then late,
+    /// Returns a little more than the duration of a lone call: 1.15 of it. A call that takes longer than the result was
+    /// slowed by other calls in flight. The result is zero if the duration of a lone call is not known. The result is
+    /// also zero if a lone call takes more than nine eighths of the deadline, because nearly all answers are then late,
     /// and only a few calls are worth sending.
     fn beyond_alone(&self, deadline: u64) -> u64 {
         if self.alone < deadline / 8 * 9 { self.alone + self.alone / 20 * 3 } else { 0 }
@@ -344,6 +355,7 @@ fn moved(from: u64, to: u64, parts: u64) -> u64 {
     if to >= from { from + (to - from) / parts } else { from - (from - to) / parts }
 }
 
+/// Returns a time in nanoseconds. A time that does not fit counts as 146 years.
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 4)
 }

@@ -282,7 +282,7 @@ impl<F: RemoteStore> Lanes<F> {
             Calls::Pipelined => lane.window.room(lane.units, most.units as u64) as usize, // no more than `most.units`
             Calls::Separate(_) => most.units.max(1),
         };
-        let before = lane.queue.before_a_check();
+        let waiting = lane.queue.before_a_check();
         let taken = lane.queue.take_batch(room, &mut batch);
         lane.last_batch_size = batch.callers.len();
         if let Some((held, units)) = taken {
@@ -294,7 +294,7 @@ impl<F: RemoteStore> Lanes<F> {
         if lane.queue.ready() > 0 && room < most.units.max(1) {
             lane.window.record_limit();
         }
-        let why = (!batch.late.is_empty()).then(|| lane.shed(self.deadline, most, before));
+        let why = (!batch.late.is_empty()).then(|| lane.shed(self.deadline, most, waiting));
         let begins = lane.begins_flight(most);
         drop(lane);
         if begins {
@@ -349,28 +349,25 @@ impl<F: RemoteStore> Lane<F> {
     }
 
     /// Returns the reason if a check that comes now is not sent, because the waiting requests would make its answer
-    /// too late.
+    /// too late, or because it is ahead of the pace.
     fn refuses(&mut self, now: Instant, deadline: Duration, most: CallLimits) -> Option<Unanswered> {
         if self.flights == 0 {
             return None; // an idle lane always sends
         }
         let waiting = self.queue.before_a_check();
         let call = self.window.call().unwrap_or_default();
-        let before = call.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX)) / self.carries(most);
-        if self.window.is_paced() && !self.takes_turn(now, call) {
-            self.window.record_limit();
-            return Some(self.shed(deadline, most, waiting));
-        }
-        if before.saturating_add(self.window.needed(deadline)) <= deadline {
+        let wait = call.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX)) / self.carries(most);
+        let fits = !self.window.is_paced() || self.fits_pace(now, call);
+        if fits && wait.saturating_add(self.window.needed(deadline)) <= deadline {
             return None;
         }
         self.window.record_limit();
         Some(self.shed(deadline, most, waiting))
     }
 
-    /// Counts a request that is sent evenly with the others: as many as the window has, in the time of a call. Returns
-    /// false if it would be ahead of its time by more than an eighth of a call.
-    fn takes_turn(&mut self, now: Instant, call: Duration) -> bool {
+    /// Returns whether a request fits the pace: requests are sent evenly, as many as the window has in the time of a
+    /// call, and none is ahead of its time by more than an eighth of a call. Counts the request if it fits.
+    fn fits_pace(&mut self, now: Instant, call: Duration) -> bool {
         let next = self.next_paced.map_or(now, |next| next.max(now));
         if next.saturating_duration_since(now) > call / 8 {
             return false;
@@ -438,14 +435,14 @@ impl<F: RemoteStore> Lane<F> {
             self.window.record_limit();
             return false;
         }
+        if self.window.is_paced() {
+            // Each flight carries at least a sixteenth of the requests in flight. So a request is sent soon after it
+            // came, and the allowed flights are not used up before the store's turn ends.
+            return waiting >= self.units / 16;
+        }
         // If half of the allowed flights are under way, the next flight must be full, or carry at least three times the
         // average number of requests of these flights. Without this rule, single requests would use up all flights, and
         // the next requests would wait for a whole call.
-        if self.window.is_paced() {
-            // Each flight carries a sixteenth of what is in flight, so that a request is sent soon after it came, and
-            // flights last for the whole turn of the store.
-            return waiting >= self.units / 16;
-        }
         let is_second_half = most.calls == Calls::Pipelined && flights >= (calls / 2).max(CALLS_MIN);
         !is_second_half || waiting >= (3 * self.units / flights).min(most.units as u64)
     }
@@ -515,7 +512,7 @@ impl<F: RemoteStore> Flight<F> {
             let deadline = self.lanes.deadline;
             match result {
                 CallResult::Answered { clock, .. } => {
-                    lane.clock = clock.map(|told| StoreClock::new(told, at, now)).or(lane.clock);
+                    lane.clock = clock.map(|stated| StoreClock::new(stated, at, now)).or(lane.clock);
                     let took = now.saturating_duration_since(at);
                     lane.window.record(took, sent, deadline);
                     lane.quickest.record(took, now);

@@ -48,6 +48,7 @@ impl<F: RemoteStore<Queue = Self>> LaneQueue<F> for Queue<F> {
 
     fn before_a_check(&self) -> usize {
         let checks = self.checks.len();
+        // One of `SHARE` requests is a correction, as long as checks wait.
         checks + self.corrections.len().min(checks / (SHARE - 1) + 1)
     }
 

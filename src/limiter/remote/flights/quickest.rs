@@ -22,17 +22,18 @@ pub(super) struct QuickestCall {
 impl QuickestCall {
     /// Records an answered call.
     pub(super) fn record(&mut self, took: Duration, now: Instant) {
-        self.bring_up(now);
+        self.advance(now);
         self.of_this = Some(self.of_this.map_or(took, |quickest| quickest.min(took)));
     }
 
     /// Returns the duration of the quickest call of the last five to ten seconds. `None` if there was no call.
     pub(super) fn read(&mut self, now: Instant) -> Option<Duration> {
-        self.bring_up(now);
+        self.advance(now);
         self.of_this.into_iter().chain(self.of_last).min()
     }
 
-    fn bring_up(&mut self, now: Instant) {
+    /// Begins the span of this instant, if the last span is over.
+    fn advance(&mut self, now: Instant) {
         let began = *self.began.get_or_insert(now);
         let passed = now.saturating_duration_since(began);
         if passed >= SPAN {

@@ -1,5 +1,5 @@
-//! The law of load: what is decided rises with what is offered up to what the store can carry within the deadline, and
-//! stays there.
+//! The law of load: the number of decisions rises with the load up to the number that the store can make within the
+//! deadline, and stays there.
 //!
 //! Times are ten times as long as in production, because tokio's timers count milliseconds: a deadline of 500 ms stands
 //! for the usual 50 ms.
@@ -208,13 +208,13 @@ async fn offer(flights: &Arc<Flights<Server>>, rate: u64, time: Duration) -> End
     ends
 }
 
-/// Returns how many checks a second were decided, of those that came from then on.
+/// Returns how many checks a second were decided, of the checks that came during `time` from `from` on.
 fn decided(ends: &Ends, from: Duration, time: Duration) -> u64 {
     let count = ends.iter().filter(|(came, _, end)| *came >= from && *came < from + time && end.is_none()).count();
     count as u64 * 1_000 / time.as_millis() as u64
 }
 
-/// Returns the median time of those that were decided.
+/// Returns the median time of the checks that were decided.
 fn median(ends: &Ends) -> Duration {
     let mut took: Vec<_> = ends.iter().filter(|(.., end)| end.is_none()).map(|(_, took, _)| *took).collect();
     took.sort_unstable();
@@ -238,7 +238,7 @@ async fn far_store_decides_all_that_is_offered() {
     }
 }
 
-/// It can decide 333 a second.
+/// The store can decide 333 checks a second.
 #[tokio::test(start_paused = true)]
 async fn store_that_is_the_limit_decides_what_it_can() {
     for trip in [2, 100] {
@@ -254,7 +254,7 @@ async fn store_that_is_the_limit_decides_what_it_can() {
     }
 }
 
-/// The others of a server have its time but for one moment of 330 ms.
+/// Other clients keep the server busy, except for a moment every 330 ms.
 #[tokio::test(start_paused = true)]
 async fn store_that_is_busy_with_neighbours_decides_all() {
     for rate in [50, 200, 400, 1_200] {
@@ -276,7 +276,8 @@ async fn turns_near_the_deadline_are_used() {
     }
 }
 
-/// Calls take up to 880 ms, so not all can be decided. With the quickest lone call in the place of halving, it is 2 a second.
+/// Calls take up to 880 ms, so not all checks can be decided. With the quickest lone call in the place of halving, two
+/// checks a second were decided.
 #[tokio::test(start_paused = true)]
 async fn turns_that_vary_around_the_deadline_are_used() {
     for rate in [100, 400, 1_200] {
@@ -318,8 +319,8 @@ async fn turns_that_become_longer_and_shorter_are_used() {
     }
 }
 
-/// A turn reads so many requests of a connection, and the next ones wait. A request that is sent soon after a turn is late. So
-/// if all that may be sent is sent then, or if requests wait for each other, nothing is decided.
+/// A turn reads 100 requests of a connection, and the next requests wait. A request that is sent soon after a turn is
+/// late. So if all requests are sent then, or if requests wait for each other, nothing is decided.
 #[tokio::test(start_paused = true)]
 async fn turns_that_read_few_requests_are_used() {
     for rate in [500, 1_000, 2_000] {
@@ -339,7 +340,7 @@ async fn turns_that_read_few_requests_are_used() {
     }
 }
 
-/// Calls were short before, and under load no call is alone that shows what one takes now.
+/// Calls were short before. Under load no call is alone, so no call shows how long a lone call takes now.
 #[tokio::test(start_paused = true)]
 async fn neighbours_that_come_under_load_cost_no_checks() {
     for turn in [260, 300, 340] {
@@ -374,7 +375,8 @@ async fn store_that_moves_away_under_load_decides_all() {
     }
 }
 
-/// They fill a server that can decide 333 a second three times over, and each has only a few checks in flight.
+/// The limiters ask a server for three times the 333 checks a second that it can decide, and each limiter has only a
+/// few checks in flight.
 #[tokio::test(start_paused = true)]
 async fn twenty_limiters_do_not_take_their_own_load_for_neighbours() {
     let server = Server::new(Way { trip: MS, each: 3 * MS, ..Way::default() });
