@@ -4,6 +4,7 @@
 //! limiter must not treat it as expired.
 
 use std::fmt;
+use std::slice::from_ref;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -63,6 +64,8 @@ fn quotas() -> Vec<Quota> {
 
 type Others = Box<dyn FnOnce() + Send>;
 
+type Drained = Arc<Mutex<Vec<u64>>>;
+
 /// A clock that pauses the thread that reads it, once, before or after one of its readings.
 #[derive(Clone)]
 struct Pausing {
@@ -95,6 +98,26 @@ impl Pausing {
     fn arm(&self, left: usize, others: Others) {
         *self.pause.lock().expect("no test panics with it") =
             Pause { left, others: Some(others), done: None, in_time: false };
+    }
+
+    /// Makes a limiter with this clock.
+    fn limiter(&self) -> MemoryLimiter {
+        MemoryLimiter::builder().max_keys(100).clock(self.clone()).build().expect("the setup is possible")
+    }
+
+    /// Lets another thread use up the quota of the keys at this second, in a pause at this place. Returns how many
+    /// units pass then, of each key.
+    fn arm_drain(&self, left: usize, second: u64, limiter: &MemoryLimiter, policy: &Policy, keys: &[Key]) -> Drained {
+        let drained = Drained::default();
+        let (limiter, policy, keys, units) = (limiter.clone(), policy.clone(), keys.to_vec(), drained.clone());
+        let time = self.time.clone();
+        let others = move || {
+            time.set(at(second));
+            *units.lock().expect("no test panics with it") =
+                keys.iter().map(|key| drain(&limiter, &policy, key)).collect();
+        };
+        self.arm(left, Box::new(others));
+        drained
     }
 
     fn place(&self) {
@@ -157,27 +180,17 @@ fn check(what: &str, quota: Quota, used_before: bool, decide: impl Fn(&MemoryLim
     let key = Key::of("k").expect("it is short");
     for place in 0.. {
         let clock = Pausing::new();
-        let limiter =
-            MemoryLimiter::builder().max_keys(100).clock(clock.clone()).build().expect("the setup is possible");
+        let limiter = clock.limiter();
         if used_before {
             assert!(limiter.take_one(&policy, &key, 1).is_allowed(), "{quota}");
         }
-        let passed = Arc::new(Mutex::new(0));
-        let (others, limit, who, count) = (limiter.clone(), policy.clone(), key.clone(), passed.clone());
-        let time = clock.time.clone();
-        clock.arm(
-            place,
-            Box::new(move || {
-                time.set(at(5));
-                *count.lock().expect("no test panics with it") = drain(&others, &limit, &who);
-            }),
-        );
+        let drained = clock.arm_drain(place, 5, &limiter, &policy, from_ref(&key));
         let by_decision = decide(&limiter, &policy, &key);
         let Some(others_first) = clock.paused() else {
             assert!(place > 0, "{what}: {quota}: the clock was never read");
             return;
         };
-        let by_others = *passed.lock().expect("no test panics with it");
+        let by_others: u64 = drained.lock().expect("no test panics with it").iter().sum();
         let after = drain(&limiter, &policy, &key);
         let at_five = by_others + after + if others_first { by_decision } else { 0 };
         let most = quota.capacity();
@@ -265,17 +278,9 @@ fn paused_conversion_gives_no_allowance_back() {
         let key = Key::of("k").expect("it is short");
         for place in 0.. {
             let clock = Pausing::new();
-            let limiter =
-                MemoryLimiter::builder().max_keys(100).clock(clock.clone()).build().expect("the setup is possible");
+            let limiter = clock.limiter();
             assert!(limiter.take_one(&policy, &key, 1).is_allowed());
-            let (others, limit, who, time) = (limiter.clone(), policy.clone(), key.clone(), clock.time.clone());
-            clock.arm(
-                place,
-                Box::new(move || {
-                    time.set(at(5));
-                    drain(&others, &limit, &who);
-                }),
-            );
+            clock.arm_drain(place, 5, &limiter, &policy, from_ref(&key));
             let _ = limiter.take_one(&changed, &key, 12);
             let Some(others_first) = clock.paused() else { break };
             let after = drain(&limiter, &changed, &key);
@@ -293,8 +298,7 @@ fn check_step_back(what: &str, decide: impl Fn(&MemoryLimiter, &Policy, &Key)) {
             let key = Key::of("k").expect("it is short");
             for place in 0.. {
                 let clock = Pausing::new();
-                let limiter =
-                    MemoryLimiter::builder().max_keys(100).clock(clock.clone()).build().expect("the setup is possible");
+                let limiter = clock.limiter();
                 let other = Policy::new("other", Quota::per_minute(1_000)).expect("it is a name");
                 assert!(limiter.take_one(&other, &key, 1).is_allowed());
                 // A state of the sub-window before, and one of the instant to which the clock steps back.
@@ -304,22 +308,14 @@ fn check_step_back(what: &str, decide: impl Fn(&MemoryLimiter, &Policy, &Key)) {
                 assert!(limiter.take_one(&policy, &key, 0).is_allowed());
                 let _ = limiter.take_one(&policy, &key, 1);
                 clock.time.advance(step);
-                let passed = Arc::new(Mutex::new(0));
-                let (others, limit, who, count) = (limiter.clone(), policy.clone(), key.clone(), passed.clone());
-                let time = clock.time.clone();
-                clock.arm(
-                    place,
-                    Box::new(move || {
-                        time.set(at(10));
-                        *count.lock().expect("no test panics with it") = drain(&others, &limit, &who);
-                    }),
-                );
+                let drained = clock.arm_drain(place, 10, &limiter, &policy, from_ref(&key));
                 decide(&limiter, &policy, &key);
                 if clock.paused().is_none() {
                     assert!(place > 0, "{what}: {quota}: the clock was never read");
                     break;
                 }
-                let (by_others, after) = (*passed.lock().expect("no test panics"), drain(&limiter, &policy, &key));
+                let by_others: u64 = drained.lock().expect("no test panics with it").iter().sum();
+                let after = drain(&limiter, &policy, &key);
                 let most = quota.capacity();
                 assert!(
                     by_others + after <= most,
@@ -356,23 +352,13 @@ fn step_back_while_a_new_key_gets_a_slot_forgets_no_key() {
         let limiter = builder.build().expect("the setup is possible");
         keys.iter().for_each(|key| drop(limiter.take_one(&policy, key, 1)));
         clock.time.set(at(100));
-        let passed = Arc::new(Mutex::new(Vec::new()));
-        let (others, limit, who, count) = (limiter.clone(), policy.clone(), keys.clone(), passed.clone());
-        let time = clock.time.clone();
-        clock.arm(
-            place,
-            Box::new(move || {
-                time.set(at(1));
-                *count.lock().expect("no test panics with it") =
-                    who.iter().map(|key| drain(&others, &limit, key)).collect();
-            }),
-        );
+        let drained = clock.arm_drain(place, 1, &limiter, &policy, &keys);
         let _ = limiter.take_one(&policy, &Key::of("new").expect("it is short"), 1);
         if clock.paused().is_none() {
             assert!(place > 0, "the clock was never read");
             return;
         }
-        for (key, by_others) in keys.iter().zip(&*passed.lock().expect("no test panics with it")) {
+        for (key, by_others) in keys.iter().zip(&*drained.lock().expect("no test panics with it")) {
             let left = limiter.peek_one(&policy, key, 0).remaining();
             assert!(by_others + left <= 10, "pause {place}: {by_others} passed, and {left} are left, of 10");
         }
