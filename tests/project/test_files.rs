@@ -43,7 +43,6 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("tests/support/in_flight.rs", "clients over TCP stay for a moment"),
     ("tests/support/lines.rs", "what must not happen has a moment on a real server; in memory tokio's time is paused"),
     ("tests/support/nginx.rs", "nginx starts as a process"),
-    ("tests/support/postgres.rs", "servers start and stop as processes"),
     ("tests/support/proxy.rs", "a proxy delays what a real server sends"),
     ("tests/support/stepped_clock.rs", "a real server has stepped, and is asked by and by"),
     ("tests/support/redis", "servers start and stop as processes"),

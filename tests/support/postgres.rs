@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tower_ratelimit::limiter::store::postgres::tokio_postgres;
 pub(crate) use tower_ratelimit::limiter::store::postgres::tokio_postgres::Client;
 
-use super::redis_server::{free_port, processor_time};
+use super::redis_server::{answering, free_port, processor_time};
 
 /// The time that a server may take to start or to stop.
 const START: Duration = Duration::from_secs(60);
@@ -169,26 +169,14 @@ impl Server {
         for setting in settings.chain(self.options.iter().map(String::as_str)) {
             postgres.args(["-c", setting]);
         }
-        let mut child = postgres
+        let child = postgres
             .envs(self.variable.clone())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .expect("the program was found");
-        let began = Instant::now();
-        while began.elapsed() < START {
-            if child.try_wait().unwrap().is_some() {
-                return false;
-            }
-            if is_ready(self.port) {
-                self.child = Some(child);
-                return true;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let _ = child.kill();
-        let _ = child.wait();
-        false
+        self.child = answering(child, || is_ready(self.port));
+        self.child.is_some()
     }
 }
 
@@ -234,13 +222,8 @@ impl PgBouncer {
                      name the program in PGBOUNCER"
                 )
             });
-            let mut bouncer = Self { child, port, directory: directory.clone() };
-            let began = Instant::now();
-            while began.elapsed() < START && bouncer.child.try_wait().unwrap().is_none() {
-                if is_ready(port) {
-                    return bouncer;
-                }
-                std::thread::sleep(Duration::from_millis(5));
+            if let Some(child) = answering(child, || is_ready(port)) {
+                return Self { child, port, directory };
             }
         }
         panic!("PgBouncer did not start on any of five ports");

@@ -131,7 +131,7 @@ impl Server {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        let mut child = match child {
+        let child = match child {
             Ok(child) => child,
             Err(error) => panic!(
                 "{} cannot be started ({error}). Install Redis, on Debian with: apt-get install redis-server; or name \
@@ -139,20 +139,8 @@ impl Server {
                 program()
             ),
         };
-        let began = Instant::now();
-        while began.elapsed() < START {
-            if child.try_wait().unwrap().is_some() {
-                return false;
-            }
-            if self.answers() {
-                self.child = Some(child);
-                return true;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let _ = child.kill();
-        let _ = child.wait();
-        false
+        self.child = answering(child, || self.answers());
+        self.child.is_some()
     }
 
     /// Returns whether the server answers. An error about a missing password is an answer, too.
@@ -171,6 +159,23 @@ impl Drop for Server {
         self.kill();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
+}
+
+/// Waits until a server that was just started answers. Returns `None` if it has ended, or does not answer in time.
+pub(crate) fn answering(mut server: Child, answers: impl Fn() -> bool) -> Option<Child> {
+    let began = Instant::now();
+    while began.elapsed() < START {
+        if server.try_wait().unwrap().is_some() {
+            return None;
+        }
+        if answers() {
+            return Some(server);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = server.kill();
+    let _ = server.wait();
+    None
 }
 
 /// Creates a directory for one server.
