@@ -218,6 +218,8 @@ pub(super) fn end_of(text: &str) -> Position {
 /// A list or a mapping that was not yet read completely.
 struct OpenNode<'a> {
     position: Position,
+    /// The number of characters before it.
+    index: usize,
     anchor: usize,
     value: OpenValue<'a>,
     size: Size,
@@ -284,13 +286,29 @@ impl<'a> Builder<'a, '_, '_> {
             match event {
                 Ok((event, span)) => self.event(event, span)?,
                 Err(error) => {
-                    let position = position(error.marker());
-                    let message = format!("this is not YAML: {}", not_yaml(error.info()));
+                    let (position, message) = match self.unclosed_bracket(text, error.marker()) {
+                        Some((bracket, position)) => (
+                            position,
+                            format!(
+                                "this is not YAML: this `{bracket}` is not closed, or begins a text that needs quotes"
+                            ),
+                        ),
+                        None => (position(error.marker()), format!("this is not YAML: {}", not_yaml(error.info()))),
+                    };
                     return self.stop(RulesErrorKind::Syntax, position, message);
                 }
             }
         }
         Some(())
+    }
+
+    /// Returns the innermost bracket or brace that is open, and its position, if the parser stopped at the end of the
+    /// text. The line `...` is an end too.
+    fn unclosed_bracket(&self, text: &str, stopped: &Marker) -> Option<(char, Position)> {
+        let rest: String = text.chars().skip(stopped.index()).collect();
+        let innermost = self.open.last().filter(|_| matches!(rest.trim(), "" | "..."))?;
+        let bracket = text.chars().nth(innermost.index)?;
+        matches!(bracket, '[' | '{').then_some((bracket, innermost.position))
     }
 
     /// Handles an event of the parser. Returns `None` if the rest of the file must not be read.
@@ -311,14 +329,15 @@ impl<'a> Builder<'a, '_, '_> {
             }
             Event::SequenceStart(anchor, tag) => {
                 self.refuse_tag(tag.is_some(), position)?;
-                self.begin(OpenValue::List(Vec::new()), position, anchor)
+                self.begin(OpenValue::List(Vec::new()), &span.start, anchor)
             }
             Event::MappingStart(anchor, tag) => {
                 self.refuse_tag(tag.is_some(), position)?;
-                self.begin(OpenValue::Map { entries: Vec::new(), lines: HashMap::new(), name: None }, position, anchor)
+                let value = OpenValue::Map { entries: Vec::new(), lines: HashMap::new(), name: None };
+                self.begin(value, &span.start, anchor)
             }
             Event::SequenceEnd | Event::MappingEnd => {
-                let OpenNode { position, anchor, value, size, height } = self.open.pop()?;
+                let OpenNode { position, anchor, value, size, height, .. } = self.open.pop()?;
                 let value = match value {
                     OpenValue::List(items) => NodeValue::List(items),
                     OpenValue::Map { entries, .. } => NodeValue::Map(entries),
@@ -371,13 +390,14 @@ impl<'a> Builder<'a, '_, '_> {
         self.stop(RulesErrorKind::TooLarge, position, message)
     }
 
-    fn begin(&mut self, value: OpenValue<'a>, position: Position, anchor: usize) -> Option<()> {
+    fn begin(&mut self, value: OpenValue<'a>, start: &Marker, anchor: usize) -> Option<()> {
+        let position = position(start);
         if self.open.len() + 1 >= DEPTH_MAX {
             return self.too_deep(position);
         }
         let size = Size::of("");
         self.count(size, position)?;
-        self.open.push(OpenNode { position, anchor, value, size, height: 1 });
+        self.open.push(OpenNode { position, index: start.index(), anchor, value, size, height: 1 });
         Some(())
     }
 
