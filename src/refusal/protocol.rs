@@ -28,8 +28,24 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Returns the protocol of a request.
-    pub(crate) fn of(head: &Head<'_>) -> Self {
+    /// Returns the protocol of a request, for middleware of your own that refuses requests.
+    ///
+    /// A client chooses the protocol by its headers. So do not write a rule that applies to one protocol only:
+    /// a client could avoid the rule. Use the path, which also names the method of a gRPC call.
+    ///
+    /// ```
+    /// use http::{Request, Version};
+    /// use tower_ratelimit::{Head, middleware::Protocol};
+    ///
+    /// let call = Request::post("/greeter.Greeter/Greet")
+    ///     .version(Version::HTTP_2)
+    ///     .header("content-type", "application/grpc")
+    ///     .body(())?;
+    /// assert_eq!(Protocol::of(&Head::from(&call)), Protocol::Grpc);
+    /// # Ok::<(), http::Error>(())
+    /// ```
+    #[must_use]
+    pub fn of(head: &Head<'_>) -> Self {
         if head.method != Method::POST {
             return Self::Http;
         }
