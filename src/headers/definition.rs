@@ -100,7 +100,7 @@ impl Headers {
     /// and `Retry-After`.
     ///
     /// * `q` is the capacity, and `w` the seconds in which the capacity refills. So the `q` of a token
-    ///   bucket is its burst.
+    ///   bucket is its burst, and the `w` of a [block](crate::guide::blocks_and_meters#blocks) is its length.
     /// * `t` is the effective window, within which a client may use at most `r` units. `t` is not the
     ///   time until the quota is full again.
     /// * If the capacity refills within less than a second, `q` is the number of requests that pass in one

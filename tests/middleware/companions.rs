@@ -113,6 +113,20 @@ async fn block_refuses_its_key_and_reports_when_it_ends() {
 }
 
 #[tokio::test]
+async fn block_as_a_quota_states_its_length_and_its_window() {
+    let (limiter, clock) = memory();
+    let layer = RateLimitLayer::new(limiter, rule("failed-logins", *block().quota()), key::header("x-user"));
+    let states = |told: &Told| {
+        assert_eq!(told.field("ratelimit-policy"), Some("\"failed-logins\";q=3;w=3600"));
+        told.field("ratelimit").unwrap().to_owned()
+    };
+    assert_eq!(states(&send(&layer, "eve").await), "\"failed-logins\";r=2;t=600");
+    clock.advance(MINUTE);
+    assert_eq!(states(&send(&layer, "eve").await), "\"failed-logins\";r=1;t=540");
+    assert_eq!(states(&send(&layer, "eve").await), "\"failed-logins\";r=0;t=3600");
+}
+
+#[tokio::test]
 async fn key_is_blocked_and_unblocked_by_an_admin() {
     let (limiter, _) = memory();
     let layer = RateLimitLayer::new(limiter.clone(), login(), key::header("x-user"));
