@@ -42,6 +42,7 @@
 //! | clients that always pass, or never | `middleware::AccessList` | [who is the client](who_is_the_client) |
 //! | other headers, bodies, gRPC codes | `Headers`, `Refusals` | [what clients are told](what_clients_are_told) |
 //! | to count only failed logins, or refund server errors | `Rule::charge_when`, `Rule::refund_when` | [settling costs](settling_costs) |
+//! | uploads by their bytes, and 411 if these are unknown | `Head::content_length` | [what clients are told](what_clients_are_told#refused-uploads) |
 //! | costs that are known afterwards | `Rule::settle_by_usage`, `settle_by_response`, `settle_by_body` | [settling costs](settling_costs) |
 //! | a key or cost that only the handler knows | `RateLimitLayer::admit`, `admit_call` | [settling costs](settling_costs) |
 //! | requests that wait for their turn | `Quota::leaky_queue`, `RateLimitLayer::delay` | [delay and overflow](delay_and_overflow) |
