@@ -19,7 +19,7 @@ use tonic_prost::ProstCodec;
 use tonic_types::StatusExt as _;
 use tonic_web::GrpcWebLayer;
 use tower::util::BoxCloneSyncService;
-use tower::{Layer, ServiceBuilder, ServiceExt};
+use tower::{Layer, ServiceBuilder};
 use tower_ratelimit::{
     Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule,
     clock::{ManualClock, Timer},
@@ -326,16 +326,30 @@ async fn rules_can_tell_methods_apart() {
 }
 
 #[tokio::test]
-async fn layer_serves_grpc_and_http_alike() {
-    let limiter = Scripted::new();
-    let layer = RateLimitLayer::new(limiter.clone(), Quota::per_minute(2), key::global());
-    let router = axum::Router::new().route("/", axum::routing::get(|| async {})).layer(layer.clone());
-    let mut client = connect(serve(layer).await).await;
-    assert!(echo(&mut client, "hello").await.is_ok());
-    let request = || Request::new(axum::body::Body::empty());
-    assert_eq!(router.clone().oneshot(request()).await.unwrap().status(), 200);
-    assert_eq!(router.oneshot(request()).await.unwrap().status(), 429);
-    assert_eq!(echo(&mut client, "again").await.unwrap_err().code(), Code::ResourceExhausted);
+async fn layer_serves_tonic_and_axum_in_one_router() {
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(2), key::peer_ip());
+    let router = Routes::new(Echo).into_axum_router().route("/", axum::routing::get(|| async {})).layer(layer);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = router.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(axum::serve(listener, service).into_future());
+
+    let mut client = connect(address).await;
+    let stream = hyper_util::rt::TokioIo::new(tokio::net::TcpStream::connect(address).await.unwrap());
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let mut get = async || {
+        let request = Request::get("/").header("host", "test").body(http_body_util::Empty::<bytes::Bytes>::new());
+        sender.send_request(request.unwrap()).await.unwrap()
+    };
+    assert_eq!(echo(&mut client, "hello").await.unwrap(), "hello");
+    assert_eq!(get().await.status(), 200);
+    let refused = get().await;
+    assert_eq!(refused.status(), http::StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.headers()["content-type"], "application/problem+json");
+    let refused = echo(&mut client, "again").await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.get_details_retry_info().is_some(), "{refused:?}");
 }
 
 #[tokio::test]
