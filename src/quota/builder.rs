@@ -62,7 +62,8 @@ pub struct Quota {
 /// # Limits
 impl Quota {
     /// Makes a token bucket of `limit` per second with a burst of `limit`. Up to twice the limit passes in the first
-    /// second: the burst, and what flows in meanwhile. For a strict limit use a [sliding log](Self::sliding_log).
+    /// second: the burst, and what flows in meanwhile. See [hard
+    /// caps](crate::guide::choosing_an_algorithm#common-questions).
     #[must_use]
     pub fn per_second(limit: u64) -> Self {
         Self::simple(limit, SECOND)
@@ -83,7 +84,7 @@ impl Quota {
     }
 
     /// Makes a token bucket of `limit` per day of 24 hours with a burst of `limit`. Up to twice the limit passes in the
-    /// first 24 hours. For a daily budget use [`per_calendar_day`](Self::per_calendar_day).
+    /// first 24 hours. [`per_calendar_day`](Self::per_calendar_day) is a hard cap for each day.
     #[must_use]
     pub fn per_day(limit: u64) -> Self {
         Self::simple(limit, 86_400 * SECOND)
