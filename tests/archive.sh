@@ -70,23 +70,27 @@ cp Cargo.lock "$folder"
 checks=$CARGO_TARGET_DIR/checks
 cd "$folder"
 
-# Cargo leaves out the examples that need more than it is given. So each set of features checks those that need just it.
-# The features that choose much code are checked alone as well. Here the dependencies also have the features that only tests
-# ask for. So tests/campaigns.sh looks whether the library names all it needs, with each feature and with each two.
+# Each example is checked with just the features that it needs. The features that choose much code are checked alone as
+# well. Here the dependencies also have the features that only tests ask for. So tests/campaigns.sh looks whether the
+# library names all it needs, with each feature and with each two.
 cargo metadata --no-deps --format-version 1 | python3 -c '
 import json, sys
 packages = json.load(sys.stdin)["packages"]
 targets = next(package["targets"] for package in packages if package["name"] == "tower-ratelimit")
-examples = {",".join(t.get("required-features", [])) for t in targets if t["kind"] == ["example"]}
-for needed in sorted(examples | {"postgres", "fred", "redis-rs", "rules", "stats", "status", "store"}):
-    print(needed or "default")
+sets = {features: [] for features in ("postgres", "fred", "redis-rs", "rules", "stats", "status", "store")}
+for target in targets:
+    if target["kind"] == ["example"]:
+        sets.setdefault(",".join(target.get("required-features", [])), []).append("--example=" + target["name"])
+for features in sorted(sets):
+    print(features or "default", *sets[features])
 ' >sets
 # Cargo says each time that the profiles of the archive are not those of the workspace.
 alone() {
     run "$@" 2>&1 | sed '/^warning: profiles for the non root package/,+2d'
 }
-while read -r set; do
-    alone env CARGO_TARGET_DIR="$checks" cargo check --package tower-ratelimit --lib --examples --features "$set" | tee told
+while read -r set examples; do
+    # shellcheck disable=SC2086 # each is a word
+    alone env CARGO_TARGET_DIR="$checks" cargo check --package tower-ratelimit --lib $examples --features "$set" | tee told
     ! grep -q '^warning' told || fail "with the features $set there are warnings"
 done <sets
 alone cargo test --package tower-ratelimit --doc --features "$features"
