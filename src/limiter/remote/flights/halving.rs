@@ -70,11 +70,14 @@ struct CallSums {
     /// Nanoseconds.
     took: u64,
     in_flight: u64,
+    /// The number of requests that were answered within the deadline.
+    timely: u64,
 }
 
 impl CallSums {
-    fn add(&mut self, took: u64, in_flight: u64) {
+    fn add(&mut self, took: u64, in_flight: u64, timely: u64) {
         self.calls += 1;
+        self.timely = self.timely.saturating_add(timely);
         self.took = self.took.saturating_add(took);
         self.in_flight = self.in_flight.saturating_add(in_flight);
     }
@@ -95,19 +98,23 @@ pub(super) struct Finding {
     pub(super) whole: u64,
     /// The time that a call would take if no limiter sent anything else.
     pub(super) alone: u64,
+    /// The number of requests that were answered within the deadline, with whole windows and with halved ones.
+    pub(super) timely: u64,
+    pub(super) timely_halved: u64,
 }
 
 impl Halving {
-    /// Records a call. Returns the finding of the last pair of phases if this call belongs to the next pair.
-    /// There is a finding only if this limiter had more than 1.3 times as many requests in flight while its window
-    /// was whole as while it was halved, because halving a window that is not full changes nothing.
-    pub(super) fn record(&mut self, phase: HalvingPhase, took: u64, in_flight: u64) -> Option<Finding> {
+    /// Records a call, of which `timely` requests were answered within the deadline. Returns the finding of the last
+    /// pair of phases if this call belongs to the next pair. There is a finding only if this limiter had more than 1.3
+    /// times as many requests in flight while its window was whole as while it was halved. Halving a window that is not
+    /// full changes nothing.
+    pub(super) fn record(&mut self, phase: HalvingPhase, took: u64, in_flight: u64, timely: u64) -> Option<Finding> {
         let finding = if phase.pair == self.pair { None } else { self.finding() };
         if phase.pair != self.pair {
             *self = Self { pair: phase.pair, ..Self::default() };
         }
         if phase.is_settled {
-            if phase.is_halved { &mut self.halved } else { &mut self.whole }.add(took, in_flight);
+            if phase.is_halved { &mut self.halved } else { &mut self.whole }.add(took, in_flight, timely);
         }
         finding
     }
@@ -127,7 +134,8 @@ impl Halving {
         // that of `full - half` requests.
         let caused = u128::from(took.saturating_sub(took_halved)) * u128::from(half) / u128::from(full - half);
         let alone = took_halved.min(took).saturating_sub(u64::try_from(caused).unwrap_or(u64::MAX));
-        Some(Finding { whole: took, alone: alone.max(1) })
+        let (timely, timely_halved) = (whole.timely, halved.timely);
+        Some(Finding { whole: took, alone: alone.max(1), timely, timely_halved })
     }
 }
 
@@ -144,7 +152,7 @@ mod tests {
         let calls = (0..300).map(|number| clock.phase(began + number * Duration::from_millis(10), DEADLINE));
         let mut findings = calls.filter_map(|phase| {
             let in_flight = if phase.is_halved { window / 2 } else { window };
-            halving.record(phase, base + each * in_flight, in_flight)
+            halving.record(phase, base + each * in_flight, in_flight, 1)
         });
         findings.nth(1).map(|finding| (finding.whole, finding.alone))
     }
@@ -170,11 +178,11 @@ mod tests {
             for (calls, is_halved) in [(whole, false), (halved, true)] {
                 for _ in 0..calls {
                     let in_flight = if is_halved { 10 } else { 20 };
-                    halving.record(HalvingPhase { pair: 1, is_halved, is_settled: true }, 1_000, in_flight);
+                    halving.record(HalvingPhase { pair: 1, is_halved, is_settled: true }, 1_000, in_flight, 1);
                 }
             }
             let next = HalvingPhase { pair: 2, is_halved: false, is_settled: true };
-            assert_eq!(halving.record(next, 1_000, 20).is_some(), finds, "{whole} and {halved} calls");
+            assert_eq!(halving.record(next, 1_000, 20, 1).is_some(), finds, "{whole} and {halved} calls");
         }
     }
 
@@ -200,7 +208,7 @@ mod tests {
                 let mut halving = Halving::default();
                 for number in 0..20 {
                     let phase = StoreClock::new(Timestamp::from_micros(stated), now, now).phase(now, deadline);
-                    halving.record(phase, u64::MAX, u64::from(number % 2 == 0) << 16);
+                    halving.record(phase, u64::MAX, u64::from(number % 2 == 0) << 16, u64::MAX);
                 }
             }
         }

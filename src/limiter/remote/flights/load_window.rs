@@ -45,6 +45,10 @@ const CALL_SHORT: u64 = 2_000_000;
 /// work on.
 const FLIGHTS_MIN: u64 = 8;
 
+/// Fewer late requests in a row than this do not show that a window is too large. All requests of a small window may
+/// just have missed a turn of the store.
+const LATE_MIN: u64 = 16;
+
 /// The times of a lane's calls in nanoseconds, and the bounds that follow from them.
 pub(super) struct LoadWindow {
     /// The smoothed time of a call, or 0 before the first call.
@@ -157,11 +161,12 @@ impl LoadWindow {
         if self.is_halved { (window / 2).max(1) } else { window }
     }
 
-    /// Returns the maximum number of requests in flight: a window. If requests are sent evenly, the pace bounds them to
-    /// about a window, and the result is four windows, so that a few long calls do not keep a request from being sent
-    /// in time.
+    /// Returns the maximum number of requests in flight: a window. If requests are sent evenly, it is two windows: a
+    /// store that works in turns may answer after nearly two turns, and a request must not have to wait for an answer,
+    /// because it would then be sent at the beginning of a turn. So windows are not halved here, as the requests of the
+    /// phase before are still in flight.
     fn most_in_flight(&self) -> u64 {
-        if self.is_paced() { 4 * self.units() } else { self.units() }
+        if self.is_paced() { 2 * self.window / PART } else { self.units() }
     }
 
     /// Returns whether calls are so long that their cause matters. `deadline` is in nanoseconds.
@@ -238,7 +243,8 @@ impl LoadWindow {
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
         let is_long = self.is_long(deadline);
-        self.record_alone(whole_time, sent, is_long);
+        let timely = if whole_time < deadline { sent.units } else { 0 };
+        self.record_alone(whole_time, sent, is_long, timely);
         self.is_paced = self.long_by_others && is_long;
         if is_left_out {
             return;
@@ -253,8 +259,8 @@ impl LoadWindow {
         // larger steps the window would swing, because the effect of a step shows only a call later.
         let gain = (target as i128 - i128::from(took)) * i128::from(PART) * 3 / (10 * i128::from(took));
         let gain = gain.clamp(-(PART as i128) / 4, PART as i128 / 2) as i64; // far below the limits of `i64`
-        self.late_in_a_row = if whole_time < deadline { 0 } else { self.late_in_a_row + sent.units };
-        let are_all_late = self.late_in_a_row > sent.in_flight.max(self.in_flight / PART);
+        self.late_in_a_row = if !self.is_paced || whole_time < deadline { 0 } else { self.late_in_a_row + sent.units };
+        let are_all_late = self.late_in_a_row > sent.in_flight.max(self.in_flight / PART).max(LATE_MIN);
         let grows_quickly = self.window < self.too_large / 2;
         let gain = match self.is_paced {
             // As many as are in flight were late one after the other, so they wait for each other. The window loses a
@@ -289,9 +295,9 @@ impl LoadWindow {
     }
 
     /// Updates the time of a lone call with the time of this call.
-    fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool) {
+    fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, timely: u64) {
         if let Some(phase) = sent.phase.filter(|_| is_long) {
-            if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
+            if let Some(finding) = self.halving.record(phase, took, sent.in_flight, timely) {
                 self.alone = moved(self.alone, finding.alone, 3).max(1);
                 // A store may work in turns, and answer all calls of a turn at the turn's end. A call with a small
                 // window is sent right after an answer, at the beginning of a turn, but a call with a whole window is
@@ -300,11 +306,19 @@ impl LoadWindow {
                 // find it.
                 let part = if self.long_by_others { 3 } else { 2 };
                 let is_found = self.alone >= finding.whole / part;
+                // A window twice as large decided no more: the requests of this limiter wait for each other, whatever
+                // else makes calls long. The window is halved, and requests are still sent evenly. By the usual law
+                // the window would become so small that each call is sent right after an answer.
+                let is_too_large = self.long_by_others && !is_found && finding.timely <= finding.timely_halved;
+                if is_too_large {
+                    self.too_large = self.window;
+                    self.window = (self.window / 2).max(WINDOW_MIN * PART);
+                }
                 if is_found && !self.long_by_others {
                     // A window that was found too large before was compared with a target. This does not count now.
                     self.too_large = u64::MAX;
                 }
-                self.long_by_others = is_found;
+                self.long_by_others = is_found || is_too_large;
             }
         }
         let is_measured = sent.phase.is_some() && is_long && self.alone > 0;

@@ -357,7 +357,7 @@ impl<F: RemoteStore> Lane<F> {
         let waiting = self.queue.before_a_check();
         let call = self.window.call().unwrap_or_default();
         let wait = call.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX)) / self.carries(most);
-        let fits = !self.window.is_paced() || self.fits_pace(now, call);
+        let fits = !self.window.is_paced() || self.fits_pace(now, deadline);
         if fits && wait.saturating_add(self.window.needed(deadline)) <= deadline {
             return None;
         }
@@ -366,14 +366,17 @@ impl<F: RemoteStore> Lane<F> {
     }
 
     /// Returns whether a request fits the pace: requests are sent evenly, as many as the window has in the time of a
-    /// call, and none is ahead of its time by more than an eighth of a call. Counts the request if it fits.
-    fn fits_pace(&mut self, now: Instant, call: Duration) -> bool {
+    /// deadline, and none is ahead of its time by more than an eighth of that. Counts the request if it fits.
+    ///
+    /// The pace does not follow the time of a call. That time is known too late, and requests that wait for each other
+    /// would be sent ever more slowly without being fewer.
+    fn fits_pace(&mut self, now: Instant, deadline: Duration) -> bool {
         let next = self.next_paced.map_or(now, |next| next.max(now));
-        if next.saturating_duration_since(now) > call / 8 {
+        if next.saturating_duration_since(now) > deadline / 8 {
             return false;
         }
         let units = u32::try_from(self.window.units()).unwrap_or(u32::MAX).max(1);
-        self.next_paced = Some(next + call / units);
+        self.next_paced = Some(next + deadline / units);
         true
     }
 
