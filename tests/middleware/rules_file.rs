@@ -128,8 +128,13 @@ async fn each_condition_selects_requests() {
         ),
         (
             "header: {x-beta: '*', x-tier: gold}",
-            request("GET", "/", &[("x-beta", ""), ("x-tier", "gold")]),
+            request("GET", "/", &[("x-beta", "1"), ("x-tier", "gold")]),
             request("GET", "/", &[("x-beta", "1"), ("x-tier", "silver")]),
+        ),
+        (
+            "header: {x-beta: '*'}", // some proxies send an empty header in place of an absent one
+            request("GET", "/", &[("x-beta", ""), ("x-beta", "1")]),
+            request("GET", "/", &[("x-beta", " ")]),
         ),
         (
             "query: {page: '1*', 'sort by': name}",
@@ -189,6 +194,14 @@ async fn not_leaves_requests_out_of_a_rule() {
                 request("GET", "/", &[]),
                 request("GET", "/", &[("x-internal", "1"), ("x-internal", "0")]),
                 request("GET", "/", &[("x-internal", &"1".repeat(1_001))]),
+            ],
+        ),
+        (
+            "{header: {x-internal: '*'}}",
+            request("GET", "/", &[("x-internal", "1")]),
+            vec![
+                request("GET", "/", &[("x-internal", "")]),
+                request("GET", "/", &[("x-internal", ""), ("x-internal", "1")]),
             ],
         ),
         (

@@ -211,10 +211,14 @@ fn is_plain_path(path: &str) -> bool {
     path.starts_with('/') && !path.split('/').any(is_dots)
 }
 
-/// Compares the values of a header. If only some of several values match, the result is unclear, because other programs
-/// may read any one of the values.
+/// Compares the values of a header. An empty value matches nothing, not even `*`, because some proxies send an empty
+/// header in place of one that the client did not send. If only some of several values match, the result is unclear,
+/// because other programs may read any one of the values.
 fn find_value(head: &Head<'_>, name: &HeaderName, values: &AnyOf) -> MatchResult {
-    let mut found = head.headers.get_all(name).iter().map(|value| values.find(value.as_bytes().trim_ascii()));
+    let mut found = head.headers.get_all(name).iter().map(|value| match value.as_bytes().trim_ascii() {
+        b"" => MatchResult::No,
+        value => values.find(value),
+    });
     let Some(first) = found.next() else { return MatchResult::No };
     found.fold(first, |all, one| if all == one { all } else { MatchResult::Unclear })
 }
