@@ -78,7 +78,12 @@ impl FleetTarget {
 
     fn of_network(name: impl Into<Arc<str>>, network: &str) -> Result<Self, FleetError> {
         let network = parse_network(network).map_err(|error| invalid("the network cannot be read").caused_by(error))?;
-        let text = network.trunc().to_string();
+        if network.addr() != network.network() {
+            let (whole, address) = (network.trunc(), network.addr());
+            let message = format!("{network} is an address in a network: write {whole} for the network, or {address}");
+            return Err(invalid(message));
+        }
+        let text = network.to_string();
         Ok(Self { subject: text.into_bytes().into(), ..Self::new(FleetKind::Network, name) })
     }
 
@@ -176,7 +181,8 @@ impl FleetChange {
     /// limited by the rules.
     ///
     /// # Errors
-    /// Returns an error if the text is neither a network nor an address.
+    /// Returns an error if the text is neither a network nor an address, such as 203.0.113.7/24: the network is
+    /// 203.0.113.0/24.
     pub fn network(name: impl Into<Arc<str>>, network: impl AsRef<str>, access: Access) -> Result<Self, FleetError> {
         Ok(Self::new(FleetTarget::of_network(name, network.as_ref())?, &access))
     }
@@ -274,13 +280,25 @@ impl FleetChange {
         Ok(())
     }
 
+    /// Returns an error if an access would deny every address of a family. Rules that do so are put in force by a file,
+    /// which a rollback undoes.
+    fn check_access(&self, access: Access) -> Result<(), FleetError> {
+        match self.target.network() {
+            Some(network) if network.prefix_len() == 0 && access == Access::Deny => Err(invalid(format!(
+                "{network} has every address, so each client would be refused: name a smaller network. To refuse \
+                 everybody on purpose, write the network into `deny` in the `access` of the rules"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns an error if the value is not valid for the target's kind.
     pub(super) fn check_value(&self) -> Result<(), FleetError> {
         let Some(value) = &self.value else { return Ok(()) };
         match self.target.kind {
             FleetKind::Mode => value.parse::<Mode>().map(drop).map_err(wrong_value),
             FleetKind::Quota | FleetKind::Override => value.parse::<Quota>().map(drop).map_err(wrong_value),
-            FleetKind::Network | FleetKind::Key => value.parse::<Access>().map(drop).map_err(wrong_value),
+            FleetKind::Network | FleetKind::Key => self.check_access(value.parse().map_err(wrong_value)?),
             FleetKind::Plan => {
                 let number = value.parse::<usize>().map(drop);
                 number.map_err(|_| invalid("a plan is set by its number, such as 0 for the first one"))
@@ -390,10 +408,31 @@ mod tests {
 
     #[test]
     fn network_is_no_key() {
-        let network = FleetChange::network("clients", "203.0.113.7/24", Access::Deny).unwrap().target;
+        let network = FleetChange::network("clients", "203.0.113.0/24", Access::Deny).unwrap().target;
         assert_eq!((network.key(), network.subject().as_deref()), (None, Some("203.0.113.0/24")));
         let key = FleetChange::key("clients", "203.0.113.0/24", Access::Deny).unwrap().target;
         assert_eq!((key.key(), key.network()), ("203.0.113.0/24".into_key(), None));
+    }
+
+    #[test]
+    fn network_with_an_address_in_it_is_refused() {
+        let said = |text: &str| FleetChange::network("clients", text, Access::Deny).unwrap_err().to_string();
+        assert!(said("203.0.113.7/24").ends_with("write 203.0.113.0/24 for the network, or 203.0.113.7"));
+        assert!(said("2001:db8::1/32").ends_with("write 2001:db8::/32 for the network, or 2001:db8::1"));
+        let whole = |text: &str| FleetChange::network("clients", text, Access::Deny).unwrap().target.subject();
+        assert_eq!(whole("203.0.113.7").as_deref(), Some("203.0.113.7/32"));
+        assert_eq!(whole("::ffff:10.0.0.0/104").as_deref(), Some("10.0.0.0/8"));
+    }
+
+    #[test]
+    fn network_of_everybody_is_not_denied_by_one_setting() {
+        let check = |network: &str, access| FleetChange::network("clients", network, access).unwrap().check_value();
+        for network in ["0.0.0.0/0", "::/0"] {
+            let said = check(network, Access::Deny).unwrap_err().to_string();
+            assert!(said.starts_with(network) && said.contains("each client would be refused"), "{said}");
+            assert!([Access::Allow, Access::Limit].into_iter().all(|access| check(network, access).is_ok()));
+        }
+        assert!(check("0.0.0.0/1", Access::Deny).is_ok());
     }
 
     #[test]
