@@ -209,8 +209,8 @@ impl FleetChange {
     }
 
     /// Makes a change from texts that a form or a program sent. `subject` is the network or the key. If the target is
-    /// a key and `subject` is the text of an address, the key is that of the address. Otherwise the key is that of
-    /// the text. Without a value, the change ends the entry.
+    /// a key and `subject` is the text of an address, the key is that of the address, which is IPv4 if the text is
+    /// IPv4-mapped. Otherwise the key is that of the text. Without a value, the change ends the entry.
     ///
     /// # Errors
     /// Returns an error if the subject is missing or cannot be read, or if there is a subject for a kind that has none.
@@ -230,7 +230,7 @@ impl FleetChange {
             (false, None) => FleetTarget::new(kind, name),
             (true, Some(network)) if kind == FleetKind::Network => FleetTarget::of_network(name, network)?,
             (true, Some(key)) => match key.parse::<std::net::IpAddr>() {
-                Ok(address) => FleetTarget::of_key(kind, name, address)?,
+                Ok(address) => FleetTarget::of_key(kind, name, address.to_canonical())?,
                 Err(_) => FleetTarget::of_key(kind, name, key)?,
             },
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::change::{FleetChange, FleetKind, FleetTarget, invalid};
 use super::error::FleetError;
-#[cfg(all(feature = "rules", feature = "status"))]
+#[cfg(feature = "rules")]
 use super::tables::FleetTable;
 use super::tables::NamedTable;
 
@@ -26,6 +26,8 @@ pub(super) fn check(changes: &[FleetChange], tables: &[NamedTable]) -> Result<()
             change.check_value()?;
             check_here(change, tables)?;
         }
+        #[cfg(feature = "rules")]
+        check_key(change, tables)?;
         before = Some(change);
     }
     Ok(())
@@ -64,6 +66,23 @@ fn check_here(change: &FleetChange, tables: &[NamedTable]) -> Result<(), FleetEr
         }
     }
     Ok(())
+}
+
+/// Returns an error if a change gives a quota to a key that the rule of a file with the change's name never has.
+#[cfg(feature = "rules")]
+fn check_key(change: &FleetChange, tables: &[NamedTable]) -> Result<(), FleetError> {
+    let FleetTarget { kind: FleetKind::Override, name, .. } = &change.target else { return Ok(()) };
+    let (Some(key), Some(_)) = (change.target.key(), &change.value) else { return Ok(()) };
+    let is_read_otherwise =
+        |(known, table): &NamedTable| matches!(table, FleetTable::Overrides(own) if own.is_got() && **known == **name);
+    if tables.iter().any(is_read_otherwise) {
+        return Ok(()); // the program gives the quotas to keys of its own
+    }
+    tables
+        .iter()
+        .filter_map(|(_, table)| table.rules())
+        .try_for_each(|rules| rules.check_key(name, &key))
+        .map_err(invalid)
 }
 
 /// Returns whether an entry has no effect, because this process has rules of files, and none of them has or had the

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::change::{FleetEntry, FleetKind};
 use crate::base::sync::{Mutex, contained, lock};
 use crate::base::time::Timestamp;
+#[cfg(feature = "rules")]
+use crate::key::Key;
 use crate::middleware::charge::access::{Access, AccessList};
 use crate::middleware::rule::{OverrideId, Overrides, QuotaSwitch};
 use crate::mode::{Mode, ModeSwitch};
@@ -55,6 +57,10 @@ pub(crate) trait FollowFleet: Send + Sync {
     /// Returns an error with the reason if an entry of this kind for a client has no effect on these
     /// rules.
     fn check_access(&self, kind: FleetKind) -> Result<(), &'static str>;
+
+    /// Returns an error with the reason if the rule of this name never has this key. The reason does not contain the
+    /// key.
+    fn check_key(&self, name: &str, key: &Key) -> Result<(), String>;
 
     /// Returns the text of the program's own rules.
     #[cfg(feature = "status")]
@@ -204,7 +210,7 @@ impl<T: FromStr + Copy> OwnOverrides<T> {
     }
 
     /// Returns whether the program has got the table.
-    #[cfg(all(feature = "rules", feature = "status"))]
+    #[cfg(feature = "rules")]
     pub(super) fn is_got(&self) -> bool {
         self.is_got.load(Ordering::Relaxed)
     }

@@ -118,6 +118,12 @@ impl Key {
         self.kinds().any(|kind| kind == PartKind::Ambiguous as u8)
     }
 
+    /// Returns whether the key was made from only a text.
+    #[cfg(all(feature = "rules", feature = "fleet"))]
+    pub(crate) fn is_text(&self) -> bool {
+        self.kinds().eq([PartKind::Text as u8])
+    }
+
     /// Iterates over the kinds of the key's parts.
     fn kinds(&self) -> impl Iterator<Item = u8> {
         self.parts().map(|(kind, _)| kind)

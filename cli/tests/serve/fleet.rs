@@ -428,7 +428,7 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
     let refused = set(&server, &raise_of(fingerprint));
     assert!(refused.status == 400 && refused.body.contains("is the fingerprint of a key"), "{refused:?}");
     // The log has the fingerprint of a key, as the page has, whether the change is made or not.
-    let raise = |value: &str| json!({"kind": "override", "name": "client", "subject": "ent-SECRET", "value": value, "why": "a sale"});
+    let raise = |value: &str| json!({"kind": "override", "name": "client", "subject": "198.51.100.77", "value": value, "why": "a sale"});
     assert_eq!(["9 per day", "nine per day"].map(|value| set(&server, &raise(value)).status), [200, 400]);
     let page = get(server.admin, "/limits", &[OPERATOR]).body;
     assert!(page.contains("3 per day, token bucket, unless overridden for a key"), "{page}");
@@ -438,7 +438,21 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
         let request: Value = serde_json::from_str(line["request"].as_str().unwrap()).unwrap();
         assert!(page.contains(request["subject"].as_str().unwrap()), "{request}: {page}");
     }
-    assert!(server.lines().iter().all(|line| !line.to_string().contains("SECRET")), "{:?}", server.lines());
+    assert!(server.lines().iter().all(|line| !line.to_string().contains("198.51.100.77")), "{:?}", server.lines());
+    // What no client ever meets is refused, and so is what would lock out all of them.
+    let wrong = set(&server, &raise_of("198.51.100.77:80"));
+    assert!(wrong.status == 400 && wrong.body.contains("write one without a port"), "{wrong:?}");
+    for (kind, subject, said) in [
+        ("network", "198.51.100.77/24", "write 198.51.100.0/24 for the network"),
+        ("network", "0.0.0.0/0", "To refuse everybody on purpose"),
+        ("key", "198.51.100.77", "set a `network`"),
+    ] {
+        let deny = json!({"kind": kind, "name": "rules", "subject": subject, "value": "deny", "why": ""});
+        let wrong = set(&server, &deny);
+        assert!(wrong.status == 400 && wrong.body.contains(said), "{wrong:?}");
+    }
+    let foreign = set(&server, &json!({"kind": "plan", "name": "client", "subject": "a", "why": ""}));
+    assert!(foreign.status == 400 && foreign.body.contains("a server has no `plan`"), "{foreign:?}");
     let without = serve(&[]);
     let answer = set(&without, &block);
     assert!(answer.status == 404 && answer.body.contains("--fleet"), "{answer:?}");

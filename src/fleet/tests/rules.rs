@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::event::RulesEvent;
+use crate::key::Key;
 use crate::middleware::charge::access::Access;
 use crate::outcome::{Observed, Observer};
 use crate::quota::Quota;
@@ -46,6 +47,38 @@ async fn entry_for_a_client_is_refused_where_it_has_no_effect() {
     let (kind, said) = change(key).await.unwrap_err();
     assert!(kind == FleetErrorKind::Invalid && said.contains("set a `network`"), "{said}");
     assert_eq!(change(FleetChange::end(network().target)).await, Ok(2), "it can be ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn override_is_refused_for_a_key_that_the_rule_never_has() {
+    const TEXT: &str =
+        "rules: [{name: client, quota: 3 per hour, key: peer-ip}, {name: user, quota: 9 per hour, key: header x-user}]";
+    let (_, _, [fleet, _]) = processes().await;
+    let _rules = Rules::builder().fleet(&fleet, "rules").read_text(TEXT).unwrap();
+    let set = async |rule: &str, key: &str| {
+        let change = FleetChange::of_text(FleetKind::Override, rule, Some(key), Some("5 per hour")).unwrap();
+        fleet.change("alice", "", [change]).await.map_err(|error| error.to_string())
+    };
+    for key in ["192.0.2.67:80", "192.0.2.0/24", "acme", "[2001:db8::]"] {
+        let said = set("client", key).await.unwrap_err();
+        assert!(said.contains("`client` counts by addresses") && !said.contains(key), "{key}: {said}");
+    }
+    let said = set("client", "2001:db8:1:2:3::4").await.unwrap_err();
+    assert!(said.contains("64 zero bits at its end") && !said.contains("3::4"), "{said}");
+    for (rule, key) in [
+        ("client", "192.0.2.67"),
+        ("client", "2001:db8:1:2::"),
+        ("client", "::ffff:192.0.2.1"),
+        ("user", "192.0.2.67:80"),
+    ] {
+        assert!(set(rule, key).await.is_ok(), "{rule} {key}");
+    }
+    // Clients whose addresses are unknown have keys that are no addresses. Each change of several is checked.
+    let quota = Quota::per_hour(5);
+    let unknown = FleetChange::override_quota("client", Key::ambiguous(), quota).unwrap();
+    let text = FleetChange::override_quota("client", "192.0.2.9:80", quota).unwrap();
+    assert!(fleet.change("alice", "", [unknown.clone()]).await.is_ok());
+    assert!(fleet.change("alice", "", [unknown, text]).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -270,7 +303,8 @@ async fn override_of_a_rule_is_no_misconfiguration() {
     let layer = rules.layer(crate::MemoryLimiter::new()).unwrap();
     let checked = || layer.check().map_err(|warning| warning.to_string());
     assert_eq!(checked(), Ok(()));
-    let raised = FleetChange::override_quota("client", "192.0.2.1", Quota::per_hour(5)).unwrap();
+    let raised =
+        FleetChange::override_quota("client", std::net::Ipv4Addr::new(192, 0, 2, 1), Quota::per_hour(5)).unwrap();
     let end = FleetChange::end(raised.target().clone());
     for change in [raised, end] {
         fleet.change("alice", "", [change]).await.unwrap();

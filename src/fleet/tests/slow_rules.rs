@@ -1,6 +1,7 @@
 //! A revision is in force only when the tables and the rules follow it, however long they take.
 
 use super::*;
+use crate::key::Key;
 use crate::quota::Quota;
 use crate::rules::Rules;
 
@@ -28,6 +29,10 @@ impl FollowFleet for SlowRules {
     }
 
     fn check_access(&self, _: FleetKind) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn check_key(&self, _: &str, _: &Key) -> Result<(), String> {
         Ok(())
     }
 

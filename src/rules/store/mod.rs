@@ -15,9 +15,13 @@ use crate::error::WithSources;
 use crate::event::RulesEvent;
 #[cfg(feature = "fleet")]
 use crate::fleet::{Fleet, FleetEntry, FleetKind, FleetRuleSettings, FollowFleet};
+#[cfg(feature = "fleet")]
+use crate::key::{Key, Prefixes};
 use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
 use crate::middleware::source::{RuleSource, SourcedRules};
+#[cfg(feature = "fleet")]
+use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::rules_in_force::RulesInForce;
 
@@ -284,6 +288,29 @@ impl FollowFleet for RuleStore {
             }
             _ => Ok(()),
         }
+    }
+
+    fn check_key(&self, name: &str, key: &Key) -> Result<(), String> {
+        let rules = Arc::clone(&self.state().in_force.rules);
+        let has_name = |policy: &Policy| policy.name() == name || policy.stored_name() == name;
+        let mut rule = rules.rules.iter().filter(|bound| bound.policies().first().is_some_and(has_name));
+        let is_by_address = rule.next().is_some_and(|bound| bound.is_by_peer() || bound.is_by_proxies());
+        if rules.finder.is_some() || !is_by_address {
+            return Ok(());
+        }
+        let wrong = match key.address() {
+            Some(address) if Prefixes::default().group(address) == address => return Ok(()),
+            Some(_) => {
+                "counts the addresses of an IPv6 /64 together: write the address with 64 zero bits at its end, such as \
+                 2001:db8:1:2::"
+            }
+            None if key.is_text() => {
+                "counts by addresses, and this key is no address: write one without a port, and without the length of a \
+                 network"
+            }
+            None => return Ok(()), // clients whose addresses are unknown have keys of their own
+        };
+        Err(format!("the rule `{name}` {wrong}"))
     }
 
     #[cfg(feature = "status")]
