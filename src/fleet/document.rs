@@ -42,7 +42,7 @@ pub(super) struct FleetDocument {
     /// The latest first.
     pub(super) actions: VecDeque<FleetAction>,
     /// A secret that all processes share, for the tokens of their status pages. The first change makes
-    /// it.
+    /// it, or the first page that needs it, which makes no revision.
     pub(super) secret: Option<u128>,
     /// The lines of other versions.
     unknown: Vec<Box<str>>,
@@ -174,7 +174,7 @@ impl FleetDocument {
         author: FleetAuthor<'_>,
     ) -> Result<(Self, String), FleetError> {
         let mut next = self.clone();
-        next.revision += 1;
+        next.revision += u64::from(!changes.is_empty()); // without a change only the secret is new
         next.secret.get_or_insert(author.secret);
         next.entries.retain(|_, entry| entry.holds(author.at));
         let (by, why) = (kept(author.by), kept(author.why));

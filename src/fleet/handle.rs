@@ -268,7 +268,7 @@ impl Fleet {
         Ok(self.reports().await?.processes())
     }
 
-    /// Returns the secret that all processes share. The first change of the settings makes the secret.
+    /// Returns the secret that all processes share, and makes it if there is none. The revision stays the same.
     /// Returns `None` if the store does not answer.
     #[cfg(feature = "status")]
     pub(crate) async fn shared_secret(&self) -> Option<u128> {

@@ -87,6 +87,11 @@ impl FleetShared {
                 if state.in_force.version == known.version {
                     continue;
                 }
+                let (before, next) = (&state.in_force.document, &known.document);
+                if before.revision == next.revision && before.entries == next.entries {
+                    state.in_force = known; // only the secret is new
+                    continue;
+                }
                 (state.in_force, state.in_force_since) = (known, now);
                 (state.in_force_event(), state.observers.clone())
             };

@@ -83,7 +83,7 @@ impl FleetShared {
         let next = aside(move || found.as_ref().map(KnownFleet::parse).transpose()).await??;
         let known = lock(&self.state).known.clone();
         let revision = next.as_ref().map_or(0, |next| next.document.revision);
-        if let Some(version) = known.version.filter(|_| revision < known.document.revision) {
+        if let Some(version) = known.version.filter(|_| next.is_none() || revision < known.document.revision) {
             // The store has lost the latest known text, or has an older one. Other processes may write the lost text
             // back at the same time, and then they report it.
             let revision = known.document.revision;

@@ -53,6 +53,30 @@ async fn text_that_the_store_lost_is_put_back() {
     }
 }
 
+/// A page asks for the secret when an operator explains a request.
+#[cfg(feature = "status")]
+#[tokio::test(start_paused = true)]
+async fn secret_of_the_pages_is_no_revision() {
+    let (text, clock, [here, there]) = processes().await;
+    let seen = Revisions::default();
+    there.observe(seen.clone());
+    here.mode("client", Mode::Enforce);
+    let secret = here.shared_secret().await;
+    assert!(secret.is_some());
+    second().await;
+    assert_eq!([&here, &there].map(|fleet| (fleet.in_force().revision, fleet.secret())), [(0, secret); 2]);
+    assert!(here.actions().is_empty());
+    assert_eq!(lock(&seen.0).len(), 1, "nothing else is in force");
+    // A store that was emptied has it again, and the first change is made on it.
+    lock(&text.0).text = None;
+    second().await;
+    let new = fleet(&text, &clock).await;
+    assert_eq!((new.secret(), new.in_force().revision), (secret, 0));
+    assert_eq!(here.change("alice", "", shadow()).await.unwrap(), 1);
+    second().await;
+    assert_eq!((there.in_force().revision, there.secret()), (1, secret));
+}
+
 #[tokio::test(start_paused = true)]
 async fn history_in_the_store_wins_over_one_as_long() {
     let (text, clock, [here, there]) = processes().await;
