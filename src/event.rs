@@ -437,6 +437,9 @@ pub enum RulesEvent {
         file: Option<PathBuf>,
         /// The number of rules, or of limits if the file has Envoy's format.
         rules: usize,
+        /// The rules that are new, gone, or have another quota or mode, in words: at most 10, and the number of the
+        /// others. Empty if only an error ended.
+        changes: String,
     },
     /// A file of rules has problems, and the rules stay as they were.
     #[non_exhaustive]
@@ -461,8 +464,8 @@ pub enum RulesEvent {
 impl RulesEvent {
     /// Makes [`Loaded`](Self::Loaded).
     #[must_use]
-    pub fn loaded(version: u64, file: Option<PathBuf>, rules: usize) -> Self {
-        Self::Loaded { version, file, rules }
+    pub fn loaded(version: u64, file: Option<PathBuf>, rules: usize, changes: impl Into<String>) -> Self {
+        Self::Loaded { version, file, rules, changes: changes.into() }
     }
 
     /// Makes [`Refused`](Self::Refused).
@@ -477,14 +480,12 @@ impl RulesEvent {
         Self::Unused { by: by.into(), revision, error }
     }
 
-    /// Writes the event to `tracing`. `changes` describes the changes of the rules in words.
+    /// Writes the event to `tracing`.
     #[cfg(feature = "rules")]
-    pub(crate) fn log(&self, changes: &str) {
-        #[cfg(not(feature = "tracing"))]
-        let _ = changes;
+    pub(crate) fn log(&self) {
         #[cfg(feature = "tracing")]
         contained(|| match self {
-            Self::Loaded { version, file, rules } => tracing::info!(
+            Self::Loaded { version, file, rules, changes } => tracing::info!(
                 target: "tower_ratelimit",
                 event = "rules-loaded",
                 version,

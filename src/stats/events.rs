@@ -498,7 +498,7 @@ mod tests {
         count(&cells, &LimiterEvent::store_left("left:6379"));
         count(&cells, &LimiterEvent::store_up("one:6379"));
         count(&cells, &LimiterEvent::store_up("another:6379"));
-        cells.count_of_rules(&RulesEvent::loaded(3, None, 1));
+        cells.count_of_rules(&RulesEvent::loaded(3, None, 1, ""));
         count(&cells, &LimiterEvent::StoreRecovered);
         let counts = cells.snapshot();
         assert_eq!(counts.store_error(), None);

@@ -736,11 +736,12 @@ async fn bad_rules_change_nothing_and_are_reported() {
     assert_eq!((rules.version(), left(&layer)), (0, vec![("a".into(), 1)]));
     rules.replace("rules: [{name: a, quota: 3 per minute, key: peer-ip}]").unwrap();
     assert_eq!((rules.version(), rules.error()), (1, None));
-    assert_eq!(*events.0.lock().unwrap(), [RulesEvent::loaded(1, None, 1)]);
+    let words = "a: 2 per minute, token bucket -> 3 per minute, token bucket";
+    assert_eq!(*events.0.lock().unwrap(), [RulesEvent::loaded(1, None, 1, words)]);
     // The version that is in force again is reported as well, because the error is over.
     rules.replace("rules: [").unwrap_err();
     rules.replace("rules: [{name: a, quota: 3 per minute, key: peer-ip}]").unwrap();
-    assert_eq!((rules.error(), events.0.lock().unwrap().last()), (None, Some(&RulesEvent::loaded(1, None, 1))));
+    assert_eq!((rules.error(), events.0.lock().unwrap().last()), (None, Some(&RulesEvent::loaded(1, None, 1, ""))));
 }
 
 #[test]
@@ -773,7 +774,8 @@ fn observer_that_panics_hides_no_rules_from_other_layers() {
     assert_eq!(rules.replace(of_limit(2)).unwrap(), 1);
     let error = rules.replace("rules: [").unwrap_err();
     assert_eq!(layers.map(|layer| layer.policies()[0].quota().limit()), [2, 2]);
-    assert_eq!(*events.0.lock().unwrap(), [RulesEvent::loaded(1, None, 1), RulesEvent::refused(error.to_string())]);
+    let loaded = RulesEvent::loaded(1, None, 1, "a: 1 per minute, token bucket -> 2 per minute, token bucket");
+    assert_eq!(*events.0.lock().unwrap(), [loaded, RulesEvent::refused(error.to_string())]);
 }
 
 #[test]
@@ -990,7 +992,7 @@ fn events_and_errors_name_the_file() {
     assert_eq!(error.file(), Some(file.as_path()));
     let refused = RulesEvent::refused(error.to_string());
     assert!(error.to_string().starts_with(&format!("{name}:1:8: ")), "{error}");
-    let loaded = RulesEvent::loaded(1, Some(name.into()), 0);
+    let loaded = RulesEvent::loaded(1, Some(name.into()), 0, "a is gone");
     assert_eq!(*events.0.lock().unwrap(), [loaded, refused]);
     assert_eq!(rules.replace("rules: {}").unwrap_err().file(), None);
 }

@@ -203,12 +203,15 @@ impl Observer for Watcher {
     fn on_rules_event(&self, event: &RulesEvent) {
         self.stats.on_rules_event(event);
         match event {
-            RulesEvent::Loaded { version, file, rules, .. } => {
+            RulesEvent::Loaded { version, file, rules, changes, .. } => {
                 let version = version.to_string();
-                let (message, file) = match file {
+                let (mut message, file) = match file {
                     Some(file) => (format!("{rules} rules are in force"), Some(file.display().to_string())),
                     None => (format!("{rules} rules, which operators have pushed, are in force"), None),
                 };
+                if !changes.is_empty() {
+                    message += &format!(": {changes}");
+                }
                 let file = file.as_deref().map(|file| ("file", file));
                 let fields: Vec<_> = file.into_iter().chain([("version", &*version)]).collect();
                 self.log.write(Level::Info, "rules-loaded", message, &fields);

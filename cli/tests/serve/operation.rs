@@ -138,7 +138,9 @@ fn changed_file_is_in_force_and_a_wrong_one_is_not() {
     assert!(!is_allowed(&server));
     server.folder.write("rules.yaml", &RULES.replace("2 per", "5 per"));
     server.signal("HUP");
-    server.wait_for_line(|line| line["event"] == "rules-loaded" && line["version"] == "1");
+    let line = server.wait_for_line(|line| line["event"] == "rules-loaded" && line["version"] == "1");
+    let message = line["message"].as_str().unwrap();
+    assert!(message.starts_with("1 rules are in force: client: 2 per ") && message.contains(" -> 5 per "), "{line}");
     assert!(is_allowed(&server));
     // What cannot hold here is refused at a change as at the start.
     server.folder.write("rules.yaml", "rules: [{name: client, quota: 3 at once, key: client-ip}]\n");

@@ -146,9 +146,9 @@ impl InForce {
     }
 
     /// Returns the event which says that the rules are in force.
-    pub(super) fn event(&self) -> RulesEvent {
+    pub(super) fn event(&self, changes: String) -> RulesEvent {
         let file = self.text.file.as_ref().map(|file| file.to_path_buf());
-        RulesEvent::loaded(self.rules.version, file, self.count)
+        RulesEvent::loaded(self.rules.version, file, self.count, changes)
     }
 
     /// Describes the differences in the quotas and modes of rules as text, at most 10 differences and the number of

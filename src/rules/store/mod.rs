@@ -125,13 +125,13 @@ impl RuleStore {
                     let (version, had_error) = (state.in_force.rules.version, state.end_error(wish, &text));
                     state.take(wish, &text);
                     state.in_force.text = text;
-                    let reported = if had_error { state.loaded() } else { Vec::new() };
+                    let reported = if had_error { state.loaded(String::new()) } else { Vec::new() };
                     let layers = state.layers();
                     drop(state);
                     // A limiter may have panicked before its layer applied the rules, so each layer applies them
                     // again.
                     each(&layers, |layer| layer.follow());
-                    reported.iter().for_each(|event| report(&layers, event, ""));
+                    reported.iter().for_each(|event| report(&layers, event));
                     return Ok(version);
                 }
                 state.draft(text, wish.reading().is_some())
@@ -152,7 +152,7 @@ impl RuleStore {
                 let (version, layers) = (state.in_force.rules.version, state.layers());
                 drop(state);
                 if is_changed {
-                    report(&layers, &RulesEvent::unused(&*pushed.by, pushed.revision, None), "");
+                    report(&layers, &RulesEvent::unused(&*pushed.by, pushed.revision, None));
                 }
                 return Ok(version);
             }
@@ -160,10 +160,10 @@ impl RuleStore {
             state.end_error(wish, &draft.text);
             state.take(wish, &draft.text);
             state.in_force = next;
-            let (reported, layers) = (state.loaded(), state.layers()); // also layers that have come since then
+            let (reported, layers) = (state.loaded(changes), state.layers()); // also layers that have come since then
             drop(state);
             each(&layers, |layer| layer.follow());
-            reported.iter().for_each(|event| report(&layers, event, &changes));
+            reported.iter().for_each(|event| report(&layers, event));
             return Ok(version);
         }
     }
@@ -178,7 +178,7 @@ impl RuleStore {
             (state.layers(), event)
         };
         if let Some(event) = event {
-            report(&layers, &event, "");
+            report(&layers, &event);
         }
         Err(error)
     }
@@ -332,10 +332,9 @@ impl RuleStore {
     }
 }
 
-/// Reports an event to each layer's observer, and once to `tracing`. The event in `tracing` also has the changes of the
-/// rules in words.
-fn report(layers: &[Arc<dyn Follow>], event: &RulesEvent, changes: &str) {
-    event.log(changes);
+/// Reports an event to each layer's observer, and once to `tracing`.
+fn report(layers: &[Arc<dyn Follow>], event: &RulesEvent) {
+    event.log();
     each(layers, |layer| layer.report(event));
 }
 

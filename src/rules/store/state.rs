@@ -195,10 +195,11 @@ impl RulesState {
         RulesEvent::refused(error)
     }
 
-    /// Returns the events which say that the rules are in force, and that other rules are still refused.
-    pub(super) fn loaded(&self) -> Vec<RulesEvent> {
+    /// Returns the events which say that the rules are in force, after these changes, and that other rules are still
+    /// refused.
+    pub(super) fn loaded(&self, changes: String) -> Vec<RulesEvent> {
         let refused = self.refused().map(|refused| self.refused_event(refused));
-        std::iter::once(self.in_force.event()).chain(refused).collect()
+        std::iter::once(self.in_force.event(changes)).chain(refused).collect()
     }
 
     /// Returns whether the rules in force were made with the present settings of operators.
