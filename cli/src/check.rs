@@ -50,10 +50,8 @@ struct Checked {
     misspelt: Vec<UnregisteredName>,
     /// Other names that are not listed.
     unknown: Vec<UnregisteredName>,
-    /// A part of the rules that is probably not meant.
+    /// A part of the rules that is probably not meant, or that a reader should know about.
     warnings: Vec<RulesWarning>,
-    /// A part of the rules that a reader should know about.
-    notes: Vec<RulesWarning>,
     /// The names that the file uses, listed or not, if its rules are right.
     names: Option<Vec<UnregisteredName>>,
 }
@@ -120,23 +118,14 @@ impl Checked {
         // A name that is similar to another one is probably misspelt.
         let (misspelt, unknown) = names.into_iter().partition(|name| name.problem().suggestion().is_some());
         (checked.misspelt, checked.unknown) = (misspelt, unknown);
-        let is_note = |warning: &RulesWarning| {
-            matches!(
-                warning.kind(),
-                RulesWarningKind::Disabled
-                    | RulesWarningKind::NotCalendar
-                    | RulesWarningKind::ObservesOnly
-                    | RulesWarningKind::RefusesAll
-            )
-        };
-        (checked.notes, checked.warnings) = warnings.into_iter().partition(is_note);
+        checked.warnings = warnings;
         let report = files::builder().ok().and_then(|builder| builder.check(&text).ok());
         checked.names = report.map(|report| report.unregistered().to_vec());
         checked
     }
 
     fn exit_code(&self, denies_warnings: bool) -> u8 {
-        let has_warnings = !self.unknown.is_empty() || !self.warnings.is_empty();
+        let has_warnings = !self.unknown.is_empty() || !self.warnings.iter().all(is_note);
         let is_wrong = !self.problems.is_empty() || !self.misspelt.is_empty() || denies_warnings && has_warnings;
         match self.trouble {
             Some(_) => exit::TROUBLE,
@@ -160,8 +149,7 @@ impl Checked {
             output.line(format_args!("{file}: and {more} more"));
         }
         print_all(output, file, "warning", self.unknown.iter().map(UnregisteredName::problem));
-        print_all(output, file, "warning", self.warnings.iter().map(RulesWarning::problem));
-        print_all(output, file, "note", self.notes.iter().map(RulesWarning::problem));
+        print_warnings(output, file, &self.warnings);
         for name in self.misspelt.iter().take(SHOWN_MAX).chain(self.unknown.iter().take(SHOWN_MAX)) {
             let option = if name.kind() == NameKind::Action { "--action" } else { "--key" };
             output.line(format_args!(
@@ -173,6 +161,7 @@ impl Checked {
     }
 
     fn json(&self) -> Value {
+        let (notes, warnings): (Vec<_>, Vec<_>) = self.warnings.iter().partition(|warning| is_note(warning));
         json!({
             "file": self.file,
             "trouble": self.trouble,
@@ -180,10 +169,28 @@ impl Checked {
                 .collect::<Vec<_>>(),
             "more": self.more,
             "warnings": self.unknown.iter().map(UnregisteredName::problem)
-                .chain(self.warnings.iter().map(RulesWarning::problem)).map(problem).collect::<Vec<_>>(),
-            "notes": self.notes.iter().map(RulesWarning::problem).map(problem).collect::<Vec<_>>(),
+                .chain(warnings.into_iter().map(RulesWarning::problem)).map(problem).collect::<Vec<_>>(),
+            "notes": notes.into_iter().map(RulesWarning::problem).map(problem).collect::<Vec<_>>(),
         })
     }
+}
+
+/// Returns whether a reader should know about something that may well be meant.
+fn is_note(warning: &RulesWarning) -> bool {
+    matches!(
+        warning.kind(),
+        RulesWarningKind::Disabled
+            | RulesWarningKind::NotCalendar
+            | RulesWarningKind::ObservesOnly
+            | RulesWarningKind::RefusesAll
+    )
+}
+
+/// Prints the warnings and notes of a file.
+pub(crate) fn print_warnings(output: &mut Output, file: &str, warnings: &[RulesWarning]) {
+    let (notes, warnings): (Vec<_>, Vec<_>) = warnings.iter().partition(|warning| is_note(warning));
+    print_all(output, file, "warning", warnings.into_iter().map(RulesWarning::problem));
+    print_all(output, file, "note", notes.into_iter().map(RulesWarning::problem));
 }
 
 /// Prints the first warnings or notes.

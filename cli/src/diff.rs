@@ -49,10 +49,7 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
     if options.json {
         output.json(json!({ "changes": changes.iter().map(change).collect::<Vec<_>>() }));
     } else {
-        for change in &changes {
-            let rule = change.rule().unwrap_or("access");
-            output.line(format_args!("{:<8}  {rule}: {}", change.kind().as_str(), change.message()));
-        }
+        changes.iter().for_each(|change| output.line(line(change)));
     }
     Ok(if changes.is_empty() { exit::FINE } else { exit::PROBLEMS })
 }
@@ -64,6 +61,11 @@ fn is_right(file: &Path, text: &[u8], output: &mut Output) -> Result<bool, Strin
         output.problems(&files::name(file), error);
     }
     Ok(problems.is_none())
+}
+
+/// Returns the line of a change.
+pub(crate) fn line(change: &RuleChange) -> String {
+    format!("{:<8}  {}: {}", change.kind().as_str(), change.rule().unwrap_or("access"), change.message())
 }
 
 fn change(change: &RuleChange) -> Value {

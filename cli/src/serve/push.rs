@@ -7,12 +7,13 @@ use std::time::Duration;
 use tower_ratelimit::fleet::{Fleet, FleetChange, FleetEntry, FleetKind, FleetProcesses};
 use tower_ratelimit::limiter::BoxLimiter;
 use tower_ratelimit::observe::Observer;
+use tower_ratelimit::rules::compare;
 
 use super::failure::{Failure, text_with_causes, with_causes};
 use super::limits::{self, rules_name};
 use super::store::StoreOptions;
 use crate::output::Output;
-use crate::{exit, files};
+use crate::{check, diff, exit, files};
 
 /// The time in which the store has to answer.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -52,6 +53,9 @@ impl Author {
 /// Servers report the names of their rules to the store every five seconds, and the program says how many servers take
 /// the rules. If none has this name, nothing is pushed, because the name, the store or the prefix may be wrong. With
 /// --first the rules are pushed for servers that start later.
+///
+/// The program prints the warnings and notes of `check`. If these rules replace others that were pushed, it also prints
+/// what changes, as `diff` does.
 ///
 /// Rules that another operator pushed meanwhile are replaced, too, and the program names the operator. With --seen the
 /// program refuses to replace them.
@@ -103,7 +107,10 @@ pub(crate) struct RollbackOptions {
 pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, String> {
     let text = files::read(&options.file)?;
     let names = match files::builder()?.check(&text) {
-        Ok(report) => report.unregistered().to_vec(),
+        Ok(report) => {
+            check::print_warnings(output, &files::name(&options.file), report.warnings());
+            report.unregistered().to_vec()
+        }
         Err(error) => {
             output.problems(&files::name(&options.file), &error);
             return Ok(exit::PROBLEMS);
@@ -127,20 +134,26 @@ pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, Str
             let of_name = |entry: &FleetEntry| entry.target.name() == name;
             let is_same = |entry: &FleetEntry| entry.target.kind() == FleetKind::Rules && *entry.value == *text;
             let same = fleet.entries().into_iter().find(|entry| of_name(entry) && is_same(entry));
-            let mut change = FleetChange::rules(&*name, text);
+            let mut change = FleetChange::rules(&*name, text.clone());
             if let Some(seen) = options.seen {
                 change = change.seen(seen);
             }
             let revision = fleet.change(&by, why, [change]).await.map_err(with_causes)?;
             let before = fleet.entries().into_iter().find(|entry| entry.target.is_former_rules(&name));
-            let instead = match (same, before) {
-                (Some(same), _) => format!("which are those that {} pushed in revision {}", same.by, same.revision),
-                (None, Some(before)) => {
-                    format!("instead of those that {} pushed in revision {}", before.by, before.revision)
+            let (instead, changes) = match (same, before) {
+                (Some(same), _) => {
+                    (format!("which are those that {} pushed in revision {}", same.by, same.revision), String::new())
                 }
-                (None, None) => "instead of those of their own files".to_owned(),
+                (None, Some(before)) => (
+                    format!("instead of those that {} pushed in revision {}", before.by, before.revision),
+                    changes_of(&before.value, &text),
+                ),
+                (None, None) => {
+                    let page = "\nThe status page of each server says what changes.";
+                    ("instead of those of their own files".to_owned(), page.to_owned())
+                }
             };
-            Ok(format!("revision {revision}: {users} these rules {when}, {instead}{unless}"))
+            Ok(format!("revision {revision}: {users} these rules {when}, {instead}{unless}{changes}"))
         },
         output,
     )
@@ -166,6 +179,21 @@ pub(crate) fn rollback(options: &RollbackOptions, output: &mut Output) -> Result
         },
         output,
     )
+}
+
+/// The longest text that is compared, in bytes. The time grows with the square of the number of renamed rules.
+const COMPARED_MAX: usize = 64 << 10;
+
+/// Returns the lines which say what changes if other rules replace those in force.
+fn changes_of(before: &str, now: &str) -> String {
+    if before.len().max(now.len()) > COMPARED_MAX {
+        return "\nA text is too long to be compared here: use `tower-ratelimit diff`.".to_owned();
+    }
+    match compare(before, now) {
+        Ok(changes) if changes.is_empty() => "\nThe rules mean the same.".to_owned(),
+        Ok(changes) => changes.iter().map(|change| format!("\n{}", diff::line(change))).collect(),
+        Err(error) => format!("\nNot compared, because this version cannot read the rules from before: {error}"),
+    }
 }
 
 /// Says how many processes take the rules of a name, and when. `may_start_later` says that they need not run now.

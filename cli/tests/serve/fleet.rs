@@ -200,7 +200,10 @@ fn push_and_rollback_say_which_rules_they_replace() {
     assert!(code == Some(2) && said.contains("alice (unverified) changed it in revision 1"), "{said}");
     let (code, said) = push("bob", 8, "1");
     assert!(
-        code == Some(0) && said.contains("instead of those that alice (unverified) pushed in revision 1"),
+        code == Some(0)
+            && said.contains(
+                "instead of those that alice (unverified) pushed in revision 1\nlooser    client: `quota` was"
+            ),
         "{said}"
     );
     let rollback = |seen: &str| run(&folder, &["rollback", "rules", "--redis", &url, "--by", "carol", "--seen", seen]);
@@ -246,6 +249,13 @@ fn push_and_rollback_say_which_rules_they_replace() {
     assert!(nothing.status == 409 && nothing.body.contains("nothing to end"), "{nothing:?}");
     let ended = over_http(7);
     assert!(ended.status == 409 && ended.body.contains("the rules that alice put in force in revision 6"), "{ended:?}");
+    // A push has the notes of `check`. It does not know the rules of each server's file.
+    let (code, said) = push("bob", 0, "7");
+    let note = "rules.yaml:1:31: note: the quota of the rule `client` is 0, so each request";
+    assert!(
+        code == Some(0) && said.starts_with(note) && said.contains("The status page of each server says"),
+        "{said}"
+    );
 }
 
 #[test]
