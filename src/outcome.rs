@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use smallvec::SmallVec;
 
 use crate::base::head::Head;
@@ -286,6 +287,8 @@ pub struct Observed<'a> {
     request: &'a Head<'a>,
     /// The policies that applied, each with its key. If the outcome has policies, these are in the same order.
     keys: SmallVec<[(&'a Policy, &'a Key); 4]>,
+    #[cfg_attr(not(feature = "stats"), expect(dead_code, reason = "only statistics keep it"))]
+    denied_network: Option<IpNet>,
 }
 
 impl<'a> Observed<'a> {
@@ -294,7 +297,18 @@ impl<'a> Observed<'a> {
         request: &'a Head<'a>,
         keys: impl Iterator<Item = (&'a Policy, &'a Key)>,
     ) -> Self {
-        Self { outcome, request, keys: keys.collect() }
+        Self { outcome, request, keys: keys.collect(), denied_network: None }
+    }
+
+    /// Adds the network that an access list denies, if the list decided.
+    pub(crate) fn with_denied_network(self, network: Option<IpNet>) -> Self {
+        Self { denied_network: network, ..self }
+    }
+
+    /// Returns the network that an access list denies, if that is why the request was refused.
+    #[cfg(feature = "stats")]
+    pub(crate) fn denied_network(&self) -> Option<IpNet> {
+        self.denied_network
     }
 
     /// Returns what the middleware did with the request, and the status of each policy.

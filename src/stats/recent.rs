@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::HeaderName;
+use ipnet::IpNet;
 
 use super::names::{KeyNames, KnownKey, cut, short_fingerprint};
 use crate::base::head::Head;
@@ -84,6 +85,7 @@ impl Recent {
             known: key.map(|key| names.known(key)).unwrap_or_default(),
             request: self.setup.paths.then(|| line(request)),
             request_id: self.setup.request_id.as_ref().and_then(|header| id(request, header)),
+            network: observed.denied_network(),
         };
         self.write(fingerprint.unwrap_or(0), refusal);
     }
@@ -143,6 +145,7 @@ pub struct RecentRefusal {
     known: KnownKey,
     request: Option<Box<str>>,
     request_id: Option<Box<str>>,
+    network: Option<IpNet>,
 }
 
 impl RecentRefusal {
@@ -200,6 +203,13 @@ impl RecentRefusal {
         self.request_id.as_deref()
     }
 
+    /// Returns the network, such as `203.0.113.0/24`, if an access list denied the request because it denies this
+    /// network.
+    #[must_use]
+    pub fn network(&self) -> Option<String> {
+        self.network.map(|network| network.to_string())
+    }
+
     /// Returns whether the key has this fingerprint, in its full length.
     pub(crate) fn is_of(&self, fingerprint: u64) -> bool {
         self.fingerprint == Some(fingerprint)
@@ -222,6 +232,7 @@ impl fmt::Debug for RecentRefusal {
             .field("name", &self.known.name)
             .field("request", &self.request)
             .field("request_id", &self.request_id)
+            .field("network", &self.network)
             .finish()
     }
 }

@@ -185,6 +185,7 @@ fn recent<'a>(object: &mut Object<'_>, view: &PageView, refusals: impl IntoItera
         object.micros("wait_us", decision.and_then(|decision| decision.wait().duration()));
         object.text_or_null("request", refusal.request());
         object.text_or_null("request_id", refusal.request_id());
+        object.text_or_null("network", refusal.network().as_deref());
         object.end();
     });
 }

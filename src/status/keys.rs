@@ -166,7 +166,14 @@ fn row(html: &mut String, view: &PageView, refusal: &RecentRefusal) -> fmt::Resu
                 wait => write!(html, "<td data-of=\"wait\">{}</td>", wait.as_str())?,
             }
         }
-        None => write!(html, "no rule<span class=\"mode\">{outcome}</span></td><td></td><td></td>")?,
+        None => {
+            match refusal.network() {
+                Some(network) => write!(html, "network {network}")?,
+                None if outcome == OutcomeKind::Denied => html.push_str("access list"),
+                None => html.push_str("no rule"),
+            }
+            write!(html, "<span class=\"mode\">{outcome}</span></td><td></td><td></td>")?;
+        }
     }
     Ok(())
 }

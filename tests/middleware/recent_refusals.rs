@@ -1,6 +1,7 @@
 //! `Stats` keeps the last refusals, for those who answer users.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -96,6 +97,35 @@ async fn path_and_id_are_not_kept_unless_asked_for() {
     let snapshot = stats.snapshot();
     let [refusal] = snapshot.recent_refusals() else { panic!("{snapshot:?}") };
     assert_eq!((refusal.name(), refusal.request(), refusal.request_id()), (None, None, None));
+}
+
+#[tokio::test]
+async fn refusal_names_the_network_that_is_denied() {
+    let clock = ManualClock::new();
+    let stats = Stats::builder().clock(clock.clone()).max_recent_refusals(100).build();
+    let (networks, keys) = (AccessList::new(), AccessList::new());
+    for network in ["203.0.113.0/24", "203.0.113.7", "64:ff9b::/96"] {
+        networks.set(network, Access::Deny).unwrap();
+    }
+    keys.set_key("denied", Access::Deny);
+    let client = |head: &tower_ratelimit::Head<'_>| head.headers.get("key")?.to_str().ok()?.parse::<IpAddr>().ok();
+    let layer = RateLimitLayer::new(memory(&clock), Quota::per_hour(9), key::header("key"))
+        .access(&networks, client)
+        .access(&keys, key::header("key"))
+        .observer(stats.clone());
+    for (key, network) in [
+        ("203.0.113.9", Some("203.0.113.0/24")),
+        ("203.0.113.7", Some("203.0.113.7/32")),
+        ("64:ff9b::203.0.113.9", Some("203.0.113.0/24")),
+        ("64:ff9b::198.51.100.1", Some("64:ff9b::/96")),
+        ("denied", None),
+    ] {
+        clock.advance(Duration::from_secs(1));
+        send(&layer, "/", key, "").await;
+        let snapshot = stats.snapshot();
+        let last = &snapshot.recent_refusals()[0];
+        assert_eq!((last.outcome(), last.network().as_deref()), (OutcomeKind::Denied, network), "{key}");
+    }
 }
 
 #[tokio::test]

@@ -186,7 +186,7 @@ async fn recent_refusals_are_shown_and_beside_an_explanation() {
         "at": "2025-01-01T00:00:00Z", "us_ago": 30_000_000, "outcome": "limited", "policy": "client",
         "quota": "4 per minute, token bucket", "fingerprint": shown["most_limited"][0]["fingerprint"],
         "name": "<b>\u{202e}192.0.2.1", "cost": 1, "limit": 4, "remaining": 0, "wait": "after", "wait_us": 15_000_000,
-        "request": "GET /%3Ci%3E", "request_id": "<id>"
+        "request": "GET /%3Ci%3E", "request_id": "<id>", "network": null
     });
     assert_eq!(*refusal, expected);
 

@@ -411,6 +411,10 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
         assert_eq!(unnamed.status, 401);
         assert_eq!(set(&server, &block).status, 200);
         assert_eq!(check(&server, "203.0.113.9"), (false, Some(403)));
+        let page = get(server.admin, "/limits", &[OPERATOR]).body;
+        assert!(page.contains("network 203.0.113.9/32<span class=\"mode\">denied"), "{page}");
+        let page = get(server.admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
+        assert_eq!(page["recent_refusals"][0]["network"], "203.0.113.9/32");
     }
     let mut server = serve(&["--fleet", &file]);
     assert_eq!(check(&server, "203.0.113.9"), (false, Some(403)));

@@ -136,26 +136,29 @@ impl AccessTable {
         had_one
     }
 
-    /// Returns the entry of the most specific network that contains `address`, with the network's
-    /// prefix length.
-    fn network(&self, address: IpAddr) -> Option<(u8, Access)> {
+    /// Returns the most specific network that contains `address`, and its entry.
+    fn network(&self, address: IpAddr) -> Option<(IpNet, Access)> {
         self.lengths.iter().rev().find_map(|(length, _)| {
             let network = IpNet::new(address, *length).ok()?.trunc();
-            Some((*length, *self.networks.each.get(&network)?))
+            Some((network, *self.networks.each.get(&network)?))
         })
     }
 
-    fn address(&self, address: IpAddr) -> Option<Access> {
+    fn address(&self, address: IpAddr) -> Option<(IpNet, Access)> {
         let address = address.to_canonical();
         let embedded = translated_ipv4(address).and_then(|address| self.network(address.into()));
-        let embedded = embedded.map(|(length, access)| (96 + length, access));
-        let found = self.network(address).into_iter().chain(embedded).max_by_key(|(length, _)| *length);
-        found.map(|(_, access)| access)
+        let embedded = embedded.map(|found| (96 + found.0.prefix_len(), found));
+        let own = self.network(address).map(|found| (found.0.prefix_len(), found));
+        let found = own.into_iter().chain(embedded).max_by_key(|(length, _)| *length);
+        found.map(|(_, found)| found)
+    }
+
+    fn exact(&self, key: &Key) -> Option<Access> {
+        if self.keys.each.is_empty() { None } else { self.keys.each.get(key).copied() }
     }
 
     fn key(&self, key: &Key) -> Option<Access> {
-        let exact = if self.keys.each.is_empty() { None } else { self.keys.each.get(key).copied() };
-        exact.or_else(|| self.address(key.address()?)).or_else(|| {
+        self.exact(key).or_else(|| Some(self.address(key.address()?)?.1)).or_else(|| {
             let unreadable = self.networks.denied > 0 && key.is_unreadable();
             let ambiguous = self.keys.denied > 0 && key.is_ambiguous();
             (unreadable || ambiguous).then_some(Access::Deny)
@@ -239,7 +242,7 @@ impl AccessList {
     /// Returns the entry for a client with this address.
     #[must_use]
     pub fn of_address(&self, address: IpAddr) -> Option<Access> {
-        self.read().address(address)
+        self.read().address(address).map(|(_, access)| access)
     }
 
     /// Returns the entry for a client with this key. A key that is one address is looked up as that
@@ -247,6 +250,12 @@ impl AccessList {
     #[must_use]
     pub fn of_key(&self, key: &Key) -> Option<Access> {
         self.read().key(key)
+    }
+
+    /// Returns the network whose entry is that of a client with this key.
+    fn network_of_key(&self, key: &Key) -> Option<IpNet> {
+        let table = self.read();
+        if table.exact(key).is_some() { None } else { table.address(key.address()?).map(|(network, _)| network) }
     }
 
     /// Returns the networks and addresses of the list with their entries, in the order of their addresses.
@@ -352,6 +361,13 @@ pub(crate) fn ask<'a>(
         looked_up(at, bound.by, key.as_ref());
         Some((bound.list.of_key(&key?)?, bound))
     })
+}
+
+/// Returns the network by which the lists decide about a request. Returns `None` if they decide by a key, or because
+/// the client's address cannot be read.
+pub(crate) fn deciding_network(lists: &[BoundList], head: &Head<'_>) -> Option<IpNet> {
+    let (_, bound) = ask(lists, head, |_, _, _| {})?;
+    bound.list.network_of_key(&(bound.extract)(head)?)
 }
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 use crate::base::head::Head;
 use crate::base::sync::contained;
 use crate::headers::is_near;
+use crate::middleware::charge::access::deciding_network;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::OutcomeCause;
 use crate::middleware::decide::linked;
 use crate::middleware::ticket::Ticket;
-use crate::outcome::{Observed, Outcome, PolicyStatus};
+use crate::outcome::{Observed, Outcome, OutcomeKind, PolicyStatus};
 
 impl Ticket {
     pub(crate) fn outcome<L>(&self, layer: &Compiled<L>) -> Outcome {
@@ -51,7 +52,12 @@ impl Ticket {
     pub(crate) fn observe<L>(&self, layer: &Compiled<L>, request: &Head<'_>, outcome: &Outcome) {
         if let Some(observer) = &layer.settings.observer {
             let keys = self.charges.iter().filter_map(|charged| Some((charged.policy_in(layer)?, &charged.key)));
-            observer.on_outcome(&Observed::new(outcome, request, keys));
+            let observed = Observed::new(outcome, request, keys);
+            observer.on_outcome(&match self.kind {
+                // Looked up again, so that a ticket need not have it.
+                OutcomeKind::Denied => observed.with_denied_network(deciding_network(&layer.settings.access, request)),
+                _ => observed,
+            });
         }
     }
 }
