@@ -155,6 +155,7 @@ fn setting(json: &mut String, row: &FleetRow) {
     object.text("at", &Utc(row.at).to_string());
     object.text("by", &row.by);
     object.text("why", &row.why);
+    object.or_null("names_no_rule", row.names_no_rule);
     #[cfg(feature = "rules")]
     if let Some(changes) = &row.changes {
         changes.write_json(&mut object);

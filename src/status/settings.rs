@@ -72,8 +72,8 @@ pub(super) struct FleetRow {
     pub(super) at: Timestamp,
     pub(super) by: String,
     pub(super) why: String,
-    /// Whether the entry has no effect in this process, because no rule has its name.
-    pub(super) names_no_rule: bool,
+    /// Whether the entry has no effect in this process, because no rule has its name. `None` for an action.
+    pub(super) names_no_rule: Option<bool>,
     /// The changes by pushed rules.
     #[cfg(feature = "rules")]
     pub(super) changes: Option<PushedChanges>,
@@ -92,7 +92,7 @@ impl FleetView {
             at,
             by: by.to_owned(),
             why: why.to_owned(),
-            names_no_rule: false,
+            names_no_rule: None,
             #[cfg(feature = "rules")]
             changes: None,
         };
@@ -103,7 +103,7 @@ impl FleetView {
         #[cfg(feature = "rules")]
         let of_entry = |entry: &FleetEntry| {
             let changes = PushedChanges::of(entry, &entries, fleet);
-            FleetRow { changes, names_no_rule: fleet.names_no_rule(&entry.target), ..of_entry(entry) }
+            FleetRow { changes, names_no_rule: Some(fleet.names_no_rule(&entry.target)), ..of_entry(entry) }
         };
         let of_action = |FleetAction { target, value, until, at, by, why, .. }: &FleetAction| {
             row(target, value.as_deref(), *until, *at, by, why)
@@ -364,7 +364,7 @@ fn entries(html: &mut String, fleet: &FleetView, is_operator: bool) -> fmt::Resu
         html.push_str("</tr>");
     }
     html.push_str("</tbody></table>");
-    if let unused @ 1.. = fleet.entries.iter().filter(|row| row.names_no_rule).count() {
+    if let unused @ 1.. = fleet.entries.iter().filter(|row| row.names_no_rule == Some(true)).count() {
         let (plural, verb) = if unused == 1 { ("", "names") } else { ("s", "name") };
         write!(html, "<p class=\"bad\">{unused} setting{plural} {verb} no rule of this process.</p>")?;
     }
@@ -469,7 +469,7 @@ impl fmt::Display for ShownSetting<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let FleetRow { kind, name, subject, .. } = self.0;
         write!(f, "{kind} <span class=\"name\">{}</span>", HtmlText(name))?;
-        if self.0.names_no_rule {
+        if self.0.names_no_rule == Some(true) {
             f.write_str("<div class=\"bad\">no rule of this process has this name</div>")?;
         }
         if subject.is_empty() { Ok(()) } else { write!(f, "<div class=\"quota\">{}</div>", HtmlText(subject)) }

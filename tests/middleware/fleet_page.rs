@@ -115,7 +115,7 @@ async fn operator_sets_changes_and_ends_an_entry() {
     assert_eq!(world.post(0, "alice", &end).await.0, StatusCode::OK);
     assert_eq!(world.post(0, "alice", &end).await.0, StatusCode::CONFLICT, "it has ended");
     assert_eq!(world.mode.get(), Mode::Enforce);
-    let subject = "action=set&setting=network+clients&subject=203.0.113.7%2F24&value=deny&why=an+abuser";
+    let subject = "action=set&setting=network+clients&subject=203.0.113.0%2F24&value=deny&why=an+abuser";
     assert_eq!(world.post(0, "alice", subject).await.0, StatusCode::OK);
     assert_eq!(world.clients.of_address("203.0.113.9".parse().unwrap()), Some(Access::Deny));
     let audited = world.audited();
@@ -368,7 +368,12 @@ async fn page_says_which_settings_name_no_rule() {
     let change = async |change: FleetChange| world.fleet.change("alice", "", [change]).await.unwrap();
     let shown = async || {
         let page = world.send(0, "alice", "text/html", None).await.1;
-        (page.matches("no rule of this process has this name").count(), page.contains("1 setting names no rule"))
+        let json: Value = serde_json::from_str(&world.send(0, "alice", "application/json", None).await.1).unwrap();
+        let count = page.matches("no rule of this process has this name").count();
+        let entries = json["fleet"]["entries"].as_array().unwrap();
+        assert_eq!(entries.iter().filter(|entry| entry["names_no_rule"] == true).count(), count);
+        assert!(json["fleet"]["actions"][0]["names_no_rule"].is_null());
+        (count, page.contains("1 setting names no rule"))
     };
     change(FleetChange::override_quota("customer", "acme", Quota::per_hour(9)).unwrap()).await;
     change(FleetChange::mode("client", Mode::Shadow)).await; // the program has this mode
