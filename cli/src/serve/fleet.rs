@@ -65,6 +65,13 @@ pub(crate) async fn change(
         return Err(wrong("send `kind`, `name` and `why`; `value` sets it, and without it the entry ends"));
     };
     let kind: FleetKind = kind.parse().map_err(|error| wrong(format!("`kind`: {error}")))?;
+    let is_ours = matches!(kind, FleetKind::Mode | FleetKind::Override | FleetKind::Network | FleetKind::Rules);
+    // If there is a value, the fleet says why it is refused, and what to set instead.
+    if !is_ours && fields.value.is_none() {
+        return Err(wrong(format!(
+            "a server has no `{kind}`, so another program set it: end it there, or on the status page"
+        )));
+    }
     let change = FleetChange::of_text(kind, &name, fields.subject.as_deref(), fields.value.as_deref());
     let mut change = change.map_err(failed)?;
     if let Some(lasting) = fields.lasting {
