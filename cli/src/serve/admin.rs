@@ -1,7 +1,7 @@
 //! The operators' address: health, metrics, the status page, and what operators do.
 //!
 //! Health and metrics are for everybody who reaches the address. If there is a file of operators, all else is for them.
-//! Without it the address is a loopback one, and nothing can be changed.
+//! Without it the address is a loopback one, nothing can be changed, and only health is for requests to any name.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -41,6 +41,13 @@ pub(super) async fn answer(server: &Arc<Server>, peer: IpAddr, mut request: Requ
     match request.uri().path() {
         "/live" => return live(),
         "/ready" => return ready(server),
+        _ => {}
+    }
+    if server.operators.is_none() && !is_known_name(&request, &server.admin_hosts) {
+        let message = "this address has another name: list it by --admin-hosts";
+        return text(StatusCode::MISDIRECTED_REQUEST, message);
+    }
+    match request.uri().path() {
         "/metrics" => {
             let mut response = Response::new(body(server.stats.to_prometheus()));
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(Stats::CONTENT_TYPE));
@@ -58,10 +65,6 @@ pub(super) async fn answer(server: &Arc<Server>, peer: IpAddr, mut request: Requ
         let asks = HeaderValue::from_static("Basic realm=\"tower-ratelimit\", charset=\"UTF-8\"");
         response.headers_mut().insert(WWW_AUTHENTICATE, asks);
         return response;
-    }
-    if server.operators.is_none() && !is_known_name(&request, &server.admin_hosts) {
-        let message = "this address has another name: list it by --admin-hosts";
-        return text(StatusCode::MISDIRECTED_REQUEST, message);
     }
     if let Some(operator) = &operator {
         request.extensions_mut().insert(operator.clone());

@@ -58,7 +58,8 @@ pub(crate) struct Options {
     /// changes nothing, and --admin has to be a loopback address
     #[arg(long, value_name = "FILE", env = "TOWER_RATELIMIT_OPERATORS")]
     pub(crate) operators: Option<PathBuf>,
-    /// The names under which browsers reach --admin; an address and `localhost` need not be named
+    /// The names under which browsers, and without --operators also Prometheus, reach --admin; an address and
+    /// `localhost` need not be named
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "TOWER_RATELIMIT_ADMIN_HOSTS")]
     pub(crate) admin_hosts: Vec<String>,
 

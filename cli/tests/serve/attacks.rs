@@ -364,7 +364,7 @@ fn foreign_site_in_a_browser_of_this_machine_is_not_answered() {
         ("localhost".to_owned(), true),
         ("LIMITS.example".to_owned(), true),
     ] {
-        for path in ["/limits", "/"] {
+        for path in ["/limits", "/", "/metrics", "/openapi.json"] {
             let status = get(server.admin, path, &[("Host", &host)]).status;
             assert_eq!(status, if known { 200 } else { 421 }, "{host} {path}");
         }
