@@ -148,7 +148,7 @@ async fn connection(
     let _ = stream.set_nodelay(true); // answers are small, and somebody waits for each
     let [is_old, is_used, has_streams] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
     let service = {
-        let (is_old, phase) = (Arc::clone(&is_old), phase.clone());
+        let (server, is_old, phase) = (Arc::clone(&server), Arc::clone(&is_old), phase.clone());
         let (is_used, has_streams) = (Arc::clone(&is_used), Arc::clone(&has_streams));
         service_fn(move |request: http::Request<hyper::body::Incoming>| {
             let (server, is_old, phase) = (Arc::clone(&server), Arc::clone(&is_old), phase.clone());
@@ -189,7 +189,14 @@ async fn connection(
     let mut age = pin!(sleep(bounds.max_age));
     loop {
         tokio::select! {
-            _ = connection.as_mut() => return, // why it ended is the client's business
+            ended = connection.as_mut() => {
+                // hyper answers 431 by itself. Any other reason is the client's business.
+                if ended.is_err_and(|error| error.downcast_ref().is_some_and(hyper::Error::is_parse_too_large)) {
+                    let message = format!("{} sent a head that is too large, and got the status 431", peer.ip());
+                    server.log_sometimes("large-head", &message);
+                }
+                return;
+            }
             _ = phase.wait_for(|phase| *phase == Phase::Ending) => break,
             () = first.as_mut(), if is_first => {
                 if !is_used.load(Ordering::Relaxed) {

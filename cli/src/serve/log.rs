@@ -47,6 +47,7 @@ Events of the log:
 At most once in 10 seconds each:
   untrusted              somebody whom --trust does not name has connected
   proxy                  a proxy's request lacks a header, or has it twice
+  large-head             a request has more than 100 headers or 64 KiB of them, and nginx makes a 503 of the 431
   unauthorized           an operator's name or token is wrong
   crowded                all connections at --admin are in use, and the address with the most loses its oldest
   listen-full            --max-connections are open

@@ -81,7 +81,7 @@ fn question_without_a_request_is_an_error() {
 
 #[test]
 fn large_head_and_body_are_refused() {
-    let server = Server::start(&rules(), &[]);
+    let mut server = Server::start(&rules(), &[]);
     let long = "a".repeat(100_000);
     let mut stream = TcpStream::connect(server.asked).unwrap();
     let _ = stream.write_all(format!("GET /auth/nginx HTTP/1.1\r\nHost: a\r\nX-Long: {long}\r\n\r\n").as_bytes());
@@ -90,6 +90,8 @@ fn large_head_and_body_are_refused() {
     let mut stream = TcpStream::connect(server.asked).unwrap();
     let _ = stream.write_all(format!("GET /auth/nginx HTTP/1.1\r\nHost: a\r\n{many}\r\n").as_bytes());
     assert!(rest(&mut stream).starts_with("HTTP/1.1 431"));
+    let line = server.wait_for_line(|line| line["event"] == "large-head");
+    assert_eq!(line["message"], "127.0.0.1 sent a head that is too large, and got the status 431");
 
     assert_eq!(post_json(server.asked, "/v1/check", &[], &format!("{{\"path\":\"/{long}\"}}")).status, 413);
     let deep = format!("{{\"headers\":{}", "[".repeat(10_000));
