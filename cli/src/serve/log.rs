@@ -238,7 +238,7 @@ impl Observer for Watcher {
         self.stats.on_fleet_event(event);
         match event {
             FleetEvent::InForce { revision: 0, .. } => {
-                let message = "no operator has set anything for all processes, as far as this one knows";
+                let message = "no setting of an operator is in force in this server";
                 self.log.write(Level::Info, "fleet-in-force", message, &[("revision", "0")]);
             }
             FleetEvent::InForce { revision, .. } => {

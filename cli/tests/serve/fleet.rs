@@ -128,6 +128,8 @@ fn incident_is_handled_in_all_processes_by_one() {
 fn server_without_a_store_has_no_settings_and_says_so() {
     let away = format!("redis://127.0.0.1:{}", redis_server::free_port());
     let mut server = serve(&["--redis", &away, "--on-error", "allow"]);
+    let line = server.wait_for_line(|line| line["event"] == "fleet-in-force");
+    assert_eq!(line["message"], "no setting of an operator is in force in this server");
     let line = server.wait_for_line(|line| line["event"] == "fleet-unreadable");
     assert_eq!(line["message"], "the operators' settings cannot be read, and this server has none yet");
     let page = get(server.admin, "/limits", &[OPERATOR]).body;
