@@ -128,15 +128,24 @@ impl Diagnostics {
         lock(&self.noticed).first().cloned()
     }
 
-    /// Records a warning. Returns the warning if it is the first of its kind.
-    fn note(&self, kind: SetupWarningKind, text: impl FnOnce() -> String) -> Option<SetupWarning> {
+    /// Returns whether no warning of this kind was reported.
+    fn is_new(&self, kind: SetupWarningKind) -> bool {
+        lock(&self.noticed).iter().all(|setup_warning| setup_warning.kind() != kind)
+    }
+
+    /// Reports a warning if it is the first of its kind.
+    fn report(&self, kind: SetupWarningKind, text: String) {
+        let setup_warning = SetupWarning::new(kind, text);
         let mut noticed = lock(&self.noticed);
-        if noticed.iter().any(|setup_warning| setup_warning.kind() == kind) {
-            return None;
+        if noticed.iter().any(|other| other.kind() == kind) {
+            return; // another thread reported it in the meantime
         }
-        let setup_warning = SetupWarning::new(kind, text());
         noticed.push(setup_warning.clone());
-        Some(setup_warning)
+        drop(noticed); // the observer is the application's code
+        match &self.observer {
+            Some(observer) => observer.on_setup_warning(&setup_warning),
+            None => setup_warning.report(),
+        }
     }
 }
 
@@ -164,12 +173,10 @@ fn names_peer(head: &Head<'_>) -> bool {
 }
 
 impl Diagnostics {
+    /// Reports a warning if it is the first of its kind. Only this method is compiled again for each text.
     pub(super) fn notice(&self, kind: SetupWarningKind, text: impl FnOnce() -> String) {
-        // Not reported under the lock.
-        let Some(setup_warning) = self.note(kind, text) else { return };
-        match &self.observer {
-            Some(observer) => observer.on_setup_warning(&setup_warning),
-            None => setup_warning.report(),
+        if self.is_new(kind) {
+            self.report(kind, text());
         }
     }
 

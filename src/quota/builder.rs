@@ -676,23 +676,29 @@ impl Quota {
         algorithms: &[Algorithm],
         change: impl FnOnce(&mut Spec) -> T,
     ) -> Result<Self, ConfigError> {
+        self.check_option(option, algorithms)?;
         let mut spec = self.spec;
+        change(&mut spec);
+        Self::checked(spec)
+    }
+
+    /// Returns an error if an option has no meaning for this quota.
+    fn check_option(self, option: &str, algorithms: &[Algorithm]) -> Result<(), ConfigError> {
         if self.is_unlimited() {
             return Err(ConfigError::new(
                 NotAnOption,
                 format!("`{option}` has no meaning for an unlimited quota: leave it out"),
             ));
         }
-        if !algorithms.contains(&spec.algorithm) {
-            let (own, names) =
-                (spec.algorithm, algorithms.iter().map(|algorithm| algorithm.as_str()).collect::<Vec<_>>());
+        let own = self.spec.algorithm;
+        if !algorithms.contains(&own) {
+            let names = algorithms.iter().map(|algorithm| algorithm.as_str()).collect::<Vec<_>>();
             return Err(ConfigError::new(
                 NotAnOption,
                 format!("`{option}` has no meaning for a {own}: it belongs to {}", names.join(", ")),
             ));
         }
-        change(&mut spec);
-        Self::checked(spec)
+        Ok(())
     }
 
     pub(super) fn checked(mut spec: Spec) -> Result<Self, ConfigError> {
