@@ -298,7 +298,7 @@ impl LoadWindow {
     fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, timely: u64) {
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight, timely) {
-                self.alone = moved(self.alone, finding.alone, 3).max(1);
+                self.alone = moved(self.alone, finding.alone, 2).max(1);
                 // A store may work in turns, and answer all calls of a turn at the turn's end. A call with a small
                 // window is sent right after an answer, at the beginning of a turn, but a call with a whole window is
                 // sent at any time. Therefore a phase sometimes measures only half of the delay that other processes
