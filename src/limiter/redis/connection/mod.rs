@@ -174,7 +174,8 @@ impl RedisConnections {
 
     async fn reply(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<RedisReply>, RedisError> {
         let link = match &self.0.reach {
-            Reach::Cluster(cluster) => return cluster.run(call, slot, until).await,
+            // In a box, so that the future of a call to one server is small.
+            Reach::Cluster(cluster) => return Box::pin(cluster.run(call, slot, until)).await,
             Reach::One(server) => &server.link,
         };
         match link.run_script(call, until, SlotState::Owned).await {

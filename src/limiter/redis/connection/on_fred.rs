@@ -248,17 +248,21 @@ impl Fred {
         let answer = async {
             match slot {
                 SlotState::Owned => client.with_options(&options).custom(command, arguments).await,
+                // In a box, because it is rare, and larger than the usual future.
                 SlotState::Importing => {
-                    // A pipeline writes its commands one after another, with no other command between them.
-                    let pipeline = client.pipeline();
-                    let with_options = pipeline.with_options(&options);
-                    let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
-                    let _: Value = with_options.custom(asking, Vec::<Value>::new()).await?;
-                    let _: Value = with_options.custom(command, arguments).await?;
-                    // If the server refuses ASKING, `all` returns that error. The server then redirects the second
-                    // command instead of running it.
-                    let answers: Vec<Value> = pipeline.all().await?;
-                    Ok(answers.into_iter().last().unwrap_or(Value::Null))
+                    Box::pin(async {
+                        // A pipeline writes its commands one after another, with no other command between them.
+                        let pipeline = client.pipeline();
+                        let with_options = pipeline.with_options(&options);
+                        let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
+                        let _: Value = with_options.custom(asking, Vec::<Value>::new()).await?;
+                        let _: Value = with_options.custom(command, arguments).await?;
+                        // If the server refuses ASKING, `all` returns that error. The server then redirects the second
+                        // command instead of running it.
+                        let answers: Vec<Value> = pipeline.all().await?;
+                        Ok(answers.into_iter().last().unwrap_or(Value::Null))
+                    })
+                    .await
                 }
             }
         };
