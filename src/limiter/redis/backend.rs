@@ -91,12 +91,12 @@ impl Backend for RedisBackend {
         request.keys()
     }
 
-    async fn ask<T: Send + 'static, R: Receiver<RedisAnswer, RedisError> + 'static>(
+    fn ask<T: Send + 'static, R: Receiver<RedisAnswer, RedisError> + 'static>(
         &self,
         request: WireRequest,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
-    ) -> Result<T, RedisError> {
-        self.flights.ask(self.lane_of_slot(request.slot()), request, receiver).await
+    ) -> impl Future<Output = Result<T, RedisError>> + Send {
+        self.flights.ask(self.lane_of_slot(request.slot()), request, receiver)
     }
 
     fn send(

@@ -62,8 +62,8 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
     /// Returns the number of keys of a request.
     fn keys(request: &Self::Request) -> usize;
 
-    /// Waits for the answer to a request, no longer than the deadline. `receiver` gets the sender of this future's
-    /// result, and makes the receiver of the answer.
+    /// Sends a request at once, and waits for the answer, no longer than the deadline. `receiver` gets the sender of
+    /// the future's result, and makes the receiver of the answer.
     fn ask<T: Send + 'static, R: Receiver<Answer<Self::Error>, Self::Error> + 'static>(
         &self,
         request: Self::Request,

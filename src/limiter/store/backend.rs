@@ -139,12 +139,12 @@ impl<S: Store> Backend for Swaps<S> {
         request.charges.len()
     }
 
-    async fn ask<T: Send + 'static, R: Receiver<StoreAnswer, StoreError> + 'static>(
+    fn ask<T: Send + 'static, R: Receiver<StoreAnswer, StoreError> + 'static>(
         &self,
         request: StoreRequest,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
-    ) -> Result<T, StoreError> {
-        self.flights.ask(0, request, receiver).await
+    ) -> impl Future<Output = Result<T, StoreError>> + Send {
+        self.flights.ask(0, request, receiver)
     }
 
     fn send(

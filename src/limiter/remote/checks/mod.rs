@@ -208,12 +208,14 @@ impl<B: Backend> Checks<B> {
         self.ask_for(request, |sender: oneshot::Sender<_>| sender).await?
     }
 
-    async fn ask_for<T: Send + 'static, R: Receiver<Answer<B::Error>, B::Error> + 'static>(
+    /// Sends a request at once, and waits for the answer.
+    fn ask_for<T: Send + 'static, R: Receiver<Answer<B::Error>, B::Error> + 'static>(
         &self,
         request: B::Request,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
-    ) -> Result<T, B::Error> {
-        self.backend.ask(request, receiver).await.inspect_err(|error| self.report(error))
+    ) -> impl Future<Output = Result<T, B::Error>> + Send {
+        let answer = self.backend.ask(request, receiver);
+        async move { answer.await.inspect_err(|error| self.report(error)) }
     }
 
     /// Sends a request at once, and passes its answer to a function.

@@ -156,39 +156,44 @@ impl<F: RemoteStore> Flights<F> {
         read(&self.0.lock(0).queue)
     }
 
-    /// Waits for the answer to a request, at most until [`GRACE`] after the deadline. `receiver` gets the sender of
-    /// this future's result, and makes the receiver of the answer.
-    pub(crate) async fn ask<T, R: Receiver<F::Answer, F::Error> + 'static>(
+    /// Sends a request at once, and waits for the answer, at most until [`GRACE`] after the deadline. `receiver` gets
+    /// the sender of the future's result, and makes the receiver of the answer.
+    ///
+    /// This is no `async fn`, because futures would then copy the request and its receiver several times.
+    pub(crate) fn ask<T: Send, R: Receiver<F::Answer, F::Error> + 'static>(
         &self,
         lane: u16,
         request: F::Request,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R,
-    ) -> Result<T, F::Error> {
-        Ok(self.answered(lane, request, receiver).await?)
+    ) -> impl Future<Output = Result<T, F::Error>> + Send {
+        let (sender, answer) = oneshot::channel();
+        let until = Instant::now() + self.0.deadline;
+        let queued = self.add(lane, request, until, || receiver(sender));
+        async move {
+            let (queued, deadline) = (queued?, Deadline::at(until + GRACE));
+            match queued.flight.wait(answer, deadline).await {
+                Some(Ok(answer)) => Ok(answer),
+                Some(Err(_)) => Err(Unanswered::RuntimeEnded.into()),
+                None => Err(self.0.timed_out(lane, &queued, deadline).into()),
+            }
+        }
     }
 
-    async fn answered<T, R: Receiver<F::Answer, F::Error> + 'static>(
+    /// Adds a check with this deadline.
+    fn add<R: Receiver<F::Answer, F::Error> + 'static>(
         &self,
         lane: u16,
         request: F::Request,
-        receiver: impl FnOnce(oneshot::Sender<T>) -> R,
-    ) -> Result<T, Unanswered> {
+        until: Instant,
+        receiver: impl FnOnce() -> R,
+    ) -> Result<Queued, Unanswered> {
         if Handle::try_current().is_err() {
             return Err(Unanswered::NoRuntime);
         }
         let permit = self.0.permits.check()?;
-        let since = Instant::now();
-        let until = since + self.0.deadline;
-        let (sender, answer) = oneshot::channel();
-        let receiver = Box::new(receiver(sender));
+        let (since, receiver) = (until - self.0.deadline, Box::new(receiver()));
         let waiting = QueuedRequest { request, receiver, number: 0, since, until: Some(until), permit };
-        let queued = self.0.push(lane, waiting, Driver::Caller)?;
-        let deadline = Deadline::at(until + GRACE);
-        match queued.flight.wait(answer, deadline).await {
-            Some(Ok(answer)) => Ok(answer),
-            Some(Err(_)) => Err(Unanswered::RuntimeEnded),
-            None => Err(self.0.timed_out(lane, &queued, deadline)),
-        }
+        self.0.push(lane, waiting, Driver::Caller)
     }
 
     /// Sends a request, and hands its answer to `then`.
