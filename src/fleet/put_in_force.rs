@@ -118,6 +118,7 @@ impl FleetShared {
     pub(super) fn follow_at_once(&self, name: &str, table: &FleetTable) {
         for _ in 0..FOLLOWS {
             let (known, tables) = {
+                #[cfg_attr(not(feature = "rules"), expect(unused_mut, reason = "only rules have overrides to enter"))]
                 let mut state = lock(&self.state);
                 #[cfg(feature = "rules")]
                 state.enter_overrides();
