@@ -80,6 +80,22 @@ fn campaigns_run_tests_that_are_there() {
     assert_eq!(named("--test b c\"")[0], Named { target: "b", part: Some("c") });
 }
 
+/// A file that a feature leaves out has mutants as well, and no test fails with them.
+#[test]
+fn mutants_are_built_with_the_features_of_the_campaigns() {
+    let line = |text: &str, start: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(start)).expect("the line is there");
+        let names = line.split([',', '[', ']', '"', ' ']).filter(|name| !name.is_empty());
+        names.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let campaigns = line(include_str!("../campaigns.sh"), "features=");
+    let mutants = line(include_str!("../campaigns/mutants.toml"), "features = ");
+    assert!(campaigns.len() > 5, "{campaigns:?}");
+    for feature in campaigns {
+        assert!(mutants.contains(&feature), "mutants are built without {feature}");
+    }
+}
+
 /// A filter that names no test is no error of cargo's.
 #[test]
 fn tests_under_miri_are_there() {
