@@ -33,7 +33,10 @@ mod output;
 mod serve;
 
 /// A file of rules for requests.
-const RULES: &str = "rules:\n  - {name: r, quota: 9 per second, key: client}\n  - {name: p, quota: 2 in flight, key: path}\n";
+const RULES: &str = "rules:
+  - {name: r, quota: 9 per second, key: client-ip}
+  - {name: p, quota: 2 per second sliding log, key: path}
+";
 /// A file in Envoy's form, for descriptors.
 const ENVOY: &str = "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: minute, requests_per_unit: 2}}\n";
 
@@ -85,7 +88,11 @@ impl Serving {
         ];
         let matches = serve::Options::augment_args(Command::new("serve")).get_matches_from(arguments);
         let options = serve::Options::from_arg_matches(&matches).expect("the options are possible");
-        std::thread::spawn(move || serve::run(&options, &mut output::Output::default()).expect("it serves"));
+        std::thread::spawn(move || {
+            let mut output = output::Output::default();
+            let code = serve::run(&options, &mut output).expect("it serves");
+            output.write(code); // if the rules have problems
+        });
         let began = Instant::now();
         while addresses.iter().any(|address| std::net::TcpStream::connect(address).is_err()) {
             assert!(began.elapsed() < LONG, "the server does not begin");
