@@ -114,7 +114,8 @@ impl Calendar {
     }
 
     /// Returns the window that contains an instant: the window's first instant, and the first instant of the next
-    /// window, at which the quota renews. A window that began before 1970 has 1970 as its first instant.
+    /// window, at which the quota renews. A window that began before 1970 has 1970 as its first instant. Limiters
+    /// replace an instant after January 1, 2150, by that day's first instant in UTC, and so does this method.
     ///
     /// This asks no limiter. After a key's quota has changed from one calendar to another, its units may stay used
     /// until a later edge. The [`effective_window`](crate::limiter::ChargeDecision::effective_window) of a decision
@@ -166,6 +167,21 @@ impl fmt::Debug for Calendar {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_has_only_the_options_that_were_changed() {
+        let (month, week) = (Calendar::month(), Calendar::week());
+        for (calendar, text) in [
+            (month, "month"),
+            (month.from_day(1).unwrap(), "month"),
+            (month.from_day(2).unwrap(), "month from day 2"),
+            (week, "week"),
+            (week.from_weekday(Weekday::Monday).unwrap(), "week"),
+            (week.from_weekday(Weekday::Tuesday).unwrap(), "week from tuesday"),
+        ] {
+            assert_eq!(calendar.to_string(), text);
+        }
+    }
 
     #[test]
     fn option_of_another_calendar_is_an_error() {

@@ -78,6 +78,7 @@ fn windows_before_and_after_an_edge_meet_at_it() {
     let (edge, january, february) = (edge as u64 * SECOND_US, 31 * 86_400 * SECOND_US, 29 * 86_400 * SECOND_US);
     assert_eq!(windows.at(edge - 1), CalendarWindow { end: edge, length: january });
     assert_eq!(windows.at(edge), CalendarWindow { end: edge + february, length: february });
+    assert_eq!(windows.at(edge - 1), CalendarWindow { end: edge, length: january }, "right before the last window");
     assert_eq!(windows.at(edge - january), CalendarWindow { end: edge, length: january });
     assert_eq!(windows.after(windows.at(edge - 1)), windows.at(edge));
     assert!(windows.at(edge).begins_at(edge) && !windows.at(edge).begins_at(edge + 1));
@@ -127,6 +128,8 @@ fn days_of_zones_begin_with_their_first_instant() {
     // At midnight the clocks of Cairo went forward to one o'clock, and those of Havana back to midnight.
     assert_eq!(hours("Africa/Cairo", 1_714_122_000), (23, 22 * 60), "2024-04-26");
     assert_eq!(hours("America/Havana", 1_730_620_800), (25, 4 * 60), "2024-11-03");
+    // A minute after midnight the clocks of St. John's went back by an hour, to the day before.
+    assert_eq!(hours("America/St_Johns", 1_162_089_900), (25, 2 * 60 + 30), "2006-10-29");
 }
 
 #[cfg(feature = "time-zones")]
