@@ -385,7 +385,8 @@ fn entry(
 ) -> Option<FleetEntry> {
     let [name, subject, value, until, revision] = words(line)?;
     let revision = revision.parse().ok()?;
-    let (at, by, why) = authors.get(&revision)?.clone();
+    // A line without an author has a meaning now. Otherwise it would get one when its revision is made.
+    let (at, by, why) = authors.get(&revision).cloned().unwrap_or_default();
     let mut target = target(kind, name, subject)?;
     target.name = shared(target.name, before.map(|before| &before.target.name));
     let value = shared(read_text(value)?, before.map(|before| &before.value));
@@ -442,16 +443,27 @@ mod tests {
 
     #[test]
     fn line_of_another_version_stays() {
-        let text = "tower-ratelimit-fleet 1 4\nby 1 1 a b\nfuture a b c\nmode x y\n\nmode a - later - 1\nmode a - shadow - 9\n";
+        let text = "tower-ratelimit-fleet 1 4\nby 1 1 a b\nfuture a b c\nmode x y\n\nmode a - later - 1\nmode b - shadow - 9\n";
         let document = FleetDocument::parse(text).unwrap();
         let next = document.changed(&changes(), author(1)).unwrap().0;
-        for line in ["\nfuture a b c\n", "\nmode x y\n", "\nmode a - later - 1\n", "\nmode a - shadow - 9\n"] {
+        for line in ["\nfuture a b c\n", "\nmode x y\n", "\nmode a - later - 1\n", "\nmode b - shadow - 9\n"] {
             assert!(next.to_text().contains(line), "{line}");
         }
         assert_eq!(next.revision, 5);
         assert_eq!(FleetDocument::parse("tower-ratelimit-fleet 2 4\n"), None);
         assert_eq!(FleetDocument::parse(&format!("tower-ratelimit-fleet 1 {}\n", u64::MAX)), None);
         assert_eq!(FleetDocument::parse(""), None);
+    }
+
+    #[test]
+    fn entry_without_an_author_does_not_undo_a_later_change() {
+        let document = FleetDocument::parse("tower-ratelimit-fleet 1 4\nmode a - shadow - 5\n").unwrap();
+        let (next, text) = document.changed(&[FleetChange::mode("a", Mode::Enforce)], author(1)).unwrap();
+        let again = FleetDocument::parse(&text).unwrap();
+        for document in [next, again] {
+            let values: Vec<&str> = document.entries.values().map(|entry| &*entry.value).collect();
+            assert_eq!(values, ["enforce"], "{text}");
+        }
     }
 
     #[test]
