@@ -406,6 +406,16 @@ fn haproxy_refuses_if_its_script_fails() {
     assert!(most.count() <= 3);
 }
 
+/// Caddy forwards no header that a client names in `Connection`.
+#[test]
+fn client_cannot_make_caddy_leave_its_key_out() {
+    let rules = "rules: [{name: customer, quota: 2 per hour, key: header x-api-key, missing-key: exempt}]";
+    let setup = caddy(Server::start(rules, &[]));
+    let headers = [("X-Api-Key", "acme"), ("Connection", "close, X-Api-Key")];
+    let passed = (0..4).filter(|_| get(setup.proxy.address, "/", &headers).status == 200).count();
+    assert_eq!(passed, 2);
+}
+
 #[test]
 fn head_of_many_rules_reaches_the_client_of_nginx() {
     let rule =
