@@ -507,6 +507,25 @@ mod tests {
     }
 
     #[test]
+    fn late_answers_count_only_while_requests_are_sent_evenly() {
+        let mut window = play(55 * MS, Duration::ZERO);
+        window.enter(None, DEADLINE);
+        let late = |window: &mut LoadWindow, flights| {
+            let in_flight = window.units();
+            for _ in 0..flights {
+                window.record_limit();
+                window.record(55 * MS, Sent { units: 8, in_flight, flights: 8, phase: None }, DEADLINE);
+            }
+            window.units()
+        };
+        window.long_by_others = false;
+        let before = late(&mut window, 100);
+        window.long_by_others = true;
+        let after = late(&mut window, 1);
+        assert!(window.is_paced() && after >= before, "{after} of {before}");
+    }
+
+    #[test]
     fn first_lone_call_is_the_time_alone() {
         let now = Instant::now();
         let phase = StoreClock::new(Timestamp::from_micros(0), now, now).phase(now, DEADLINE);
