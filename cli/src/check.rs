@@ -180,6 +180,7 @@ fn is_note(warning: &RulesWarning) -> bool {
     matches!(
         warning.kind(),
         RulesWarningKind::Disabled
+            | RulesWarningKind::NoRules
             | RulesWarningKind::NotCalendar
             | RulesWarningKind::ObservesOnly
             | RulesWarningKind::RefusesAll

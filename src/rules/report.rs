@@ -67,12 +67,14 @@ labelled! {
         /// period, and the `match` of each rule shows that the other rule also applies. In a file with very many rules
         /// not all rules are compared.
         NeverBinds = "never-binds",
+        /// The list of rules is empty. This may be intended, so a tool should print the warning but not fail.
+        NoRules = "no-rules",
         /// Every limit of the file is in shadow mode. New rules are often only in shadow mode, so a tool should print
         /// the warning but not fail.
         ObservesOnly = "observes-only",
-        /// A quota of 0 refuses each request of its rule, or `deny` has every IPv4 or every IPv6 address. A quota of
-        /// 0 or a complete `deny` may be intended, so a tool should print the warning but not fail. Plans are not
-        /// reported, and neither are rules in another mode than `enforce`.
+        /// A quota of 0 refuses each request of its rule or plan, or `deny` has every IPv4 or every IPv6 address. A
+        /// quota of 0 or a complete `deny` may be intended, so a tool should print the warning but not fail. Rules in
+        /// another mode than `enforce` are not reported.
         RefusesAll = "refuses-all",
         /// The period of a quota has 30 or 365 days, which is neither a month nor a year of the calendar. The warning
         /// is also given for windows of a week that are counted from 1970, because they begin on Thursdays. The quota

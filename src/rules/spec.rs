@@ -34,6 +34,8 @@ pub(crate) type Name = At<Box<str>>;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FileSpec {
     pub(crate) rules: Vec<RuleSpec>,
+    /// The position of the list of rules, if the list is empty.
+    pub(crate) without_rules: Option<Position>,
     /// The templates that no rule uses.
     pub(crate) unused: Vec<Name>,
     pub(crate) access: AccessSpec,

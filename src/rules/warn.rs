@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 
 use super::contained::never_binding;
-use super::problem::Quoted;
+use super::problem::{Position, Quoted};
 use super::report::{Noticed, RulesWarningKind};
 use super::spec::{AccessSpec, At, DescriptorSpec, DomainSpec, FileSpec, LimitSpec, Name, QuotaSpec, RuleSpec};
 use crate::mode::Mode;
@@ -13,12 +13,14 @@ use crate::quota::Quota;
 pub(super) fn warnings(file: &FileSpec) -> Vec<Noticed> {
     let disabled = file.rules.iter().filter(|rule| !rule.is_enabled).map(disabled_rule);
     let unused = file.unused.iter().map(unused_template);
-    let closed = file.rules.iter().filter_map(closed_rule);
+    let empty = file.without_rules.map(no_rules);
+    let closed = file.rules.iter().flat_map(closed_rule);
     let months = file.rules.iter().flat_map(periods_like_months);
     let listed = whole_families(&file.access);
     let observing = observing_rules(&file.rules);
     let limits = file.domain.iter().flat_map(limits_of_domain);
     disabled
+        .chain(empty)
         .chain(closed)
         .chain(months)
         .chain(listed)
@@ -83,7 +85,7 @@ fn observing_rules(rules: &[RuleSpec]) -> Option<Noticed> {
     all.then(|| observing(first.name.position))
 }
 
-fn observing(position: super::problem::Position) -> Noticed {
+fn observing(position: Position) -> Noticed {
     let message = "every limit of the file is in shadow mode, so no limit refuses a request".to_owned();
     Noticed { kind: RulesWarningKind::ObservesOnly, position, message }
 }
@@ -124,17 +126,45 @@ fn disabled_rule(rule: &RuleSpec) -> Noticed {
     Noticed { kind: RulesWarningKind::Disabled, position: rule.name.position, message }
 }
 
-/// Returns a note if a quota of the rule is 0. A plan of 0 is not a mistake, because requests of other
-/// plans still pass.
-fn closed_rule(rule: &RuleSpec) -> Option<Noticed> {
-    let QuotaSpec::All(quotas) = &rule.quota else { return None };
-    let refuses = rule.is_enabled && rule.mode == Mode::Enforce;
-    let quota = quotas.iter().find(|quota| refuses && quota.limit() == 0)?;
-    let message = format!(
-        "the quota of the rule {} is 0, so each request that it applies to is refused; `enabled: false` switches a rule off",
-        Quoted(&rule.name)
-    );
-    Some(Noticed { kind: RulesWarningKind::RefusesAll, position: quota.position, message })
+fn no_rules(position: Position) -> Noticed {
+    let message = "the file has no rules, so it limits no request".to_owned();
+    Noticed { kind: RulesWarningKind::NoRules, position, message }
+}
+
+/// Returns a note if a quota of the rule is 0, or a note for each of its plans that is 0.
+fn closed_rule(rule: &RuleSpec) -> Vec<Noticed> {
+    if !rule.is_enabled || rule.mode != Mode::Enforce {
+        return Vec::new();
+    }
+    let name = Quoted(&rule.name);
+    let noticed =
+        |quota: &At<Quota>, message| Noticed { kind: RulesWarningKind::RefusesAll, position: quota.position, message };
+    match &rule.quota {
+        QuotaSpec::All(quotas) => {
+            let closed = quotas.iter().find(|quota| quota.limit() == 0).map(|quota| {
+                let message = format!(
+                    "the quota of the rule {name} is 0, so each request that it applies to is refused; `enabled: false` \
+                     switches a rule off"
+                );
+                noticed(quota, message)
+            });
+            closed.into_iter().collect()
+        }
+        QuotaSpec::Plans(plans) => {
+            let closed = plans.quotas.iter().enumerate().filter(|(_, (_, quota))| quota.limit() == 0);
+            let noticed = closed.map(|(index, (plan, quota))| {
+                let others =
+                    if index == plans.otherwise { " and each request that names no plan of the rule" } else { "" };
+                let verb = if index == plans.otherwise { "are" } else { "is" };
+                let message = format!(
+                    "the plan {} of the rule {name} is 0, so each request of this plan{others} {verb} refused",
+                    Quoted(plan)
+                );
+                noticed(quota, message)
+            });
+            noticed.collect()
+        }
+    }
 }
 
 /// Returns a note for each quota of the rule whose period has 30 or 365 days, unless it is a quota of the calendar.
@@ -184,8 +214,10 @@ mod tests {
 
     #[test]
     fn access_list_of_everybody_is_noticed() {
-        let access =
-            |allow: &str, deny: &str| warnings(&format!("rules: []\naccess:\n  allow: [{allow}]\n  deny: [{deny}]\n"));
+        let access = |allow: &str, deny: &str| {
+            let rules = "rules: [{name: a, quota: 5 per hour, key: peer-ip}]";
+            warnings(&format!("{rules}\naccess:\n  allow: [{allow}]\n  deny: [{deny}]\n"))
+        };
         let all = [("exempts-all", 3), ("exempts-all", 3)];
         assert_eq!(access("0.0.0.0/0, '::/0'", ""), all);
         assert_eq!(access("10.0.0.0/8, 128.0.0.0/1, 0.0.0.0/1, '8000::/1', '::/1'", ""), all);
@@ -223,6 +255,17 @@ mod tests {
         {
             assert_eq!(quota(text), [], "{text}");
         }
+    }
+
+    #[test]
+    fn file_without_rules_is_noticed() {
+        for text in ["rules: []", "[]", "rules: []\naccess: {deny: 192.0.2.1}"] {
+            assert_eq!(warnings(text), [("no-rules", 1)], "{text}");
+        }
+        assert_eq!(warnings("access: {deny: 192.0.2.1}\nrules: []"), [("no-rules", 2)]);
+        // A list whose rules could not be read is not empty.
+        let error = Rules::builder().check("rules: [{name: a}]").unwrap_err();
+        assert!(error.warnings().is_empty(), "{error}");
     }
 
     #[test]

@@ -30,12 +30,15 @@ fn right_file_prints_nothing() {
     let denied = [&listed[..], &["--deny-warnings"]].concat();
     assert_eq!(folder.run(&denied).code, Some(0));
     assert_eq!(folder.run_with(&["check", "-"], b"rules: []").code, Some(0));
+    let none = folder.run_with(&["check", "-", "--deny-warnings"], b"rules: []");
+    let note = "<stdin>:1:8: note: the file has no rules, so it limits no request\n";
+    assert!(none.code == Some(0) && none.out.starts_with(note), "{none:?}");
 }
 
 #[test]
 fn problems_are_printed_with_their_places() {
     let folder = Folder::with_rules(WRONG);
-    folder.write("right.yaml", "rules: []");
+    folder.write("right.yaml", "rules: [{name: a, quota: 5 per hour, key: peer-ip}]");
     let run = folder.run(&["check", "right.yaml", "rules.yaml"]);
     assert_eq!((run.code, run.err.as_str()), (Some(1), ""));
     assert!(run.out.starts_with(&format!("rules.yaml:{PROBLEMS}rules.yaml:5:48: ")), "{}", run.out);
@@ -163,7 +166,7 @@ fn rules_that_refuse_every_request_are_noted() {
         "rules:
   - {name: a, quota: 0/s, key: peer-ip, match: {path: /a}}
   - {name: b, quota: 0/s, key: peer-ip, match: {path: /b}, mode: shadow}
-  - {name: c, plans: {by: header x-plan, quotas: {free: 0/s, pro: 5/s}, otherwise: free}, key: peer-ip}
+  - {name: c, plans: {by: header x-plan, quotas: {free: 0/s, pro: 5/s, test: 0/s}, otherwise: free}, key: peer-ip}
 ",
     );
     let run = folder.run(&["check", "rules.yaml", "--deny-warnings"]);
@@ -172,6 +175,13 @@ fn rules_that_refuse_every_request_are_noted() {
                     `enabled: false` switches a rule off
   - {name: a, quota: 0/s, key: peer-ip, match: {path: /a}}
                      ^
+rules.yaml:4:57: note: the plan `free` of the rule `c` is 0, so each request of this plan and each request that names \
+                    no plan of the rule are refused
+  - {name: c, plans: {by: header x-plan, quotas: {free: 0/s, pro: 5/s, test: 0/s}, otherwise: free}, key: peer-ip}
+                                                        ^
+rules.yaml:4:78: note: the plan `test` of the rule `c` is 0, so each request of this plan is refused
+  - {name: c, plans: {by: header x-plan, quotas: {free: 0/s, pro: 5/s, test: 0/s}, otherwise: free}, key: peer-ip}
+                                                                             ^
 ";
     assert_eq!((run.code, run.out.as_str()), (Some(0), expected));
 }

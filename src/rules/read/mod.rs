@@ -74,8 +74,12 @@ pub(crate) fn read_and_look<T>(
 impl ValueReader<'_, '_, '_> {
     fn file(&mut self, root: &Node<'_>) -> FileSpec {
         let mut file = FileSpec::default();
+        let is_empty = |node: &Node<'_>| matches!(&node.value, NodeValue::List(items) if items.is_empty());
         match root.kind() {
-            Type::List => file.rules = self.rules(root, RuleForm::Entry, &mut SharedSettings::default()),
+            Type::List => {
+                file.without_rules = is_empty(root).then_some(root.position);
+                file.rules = self.rules(root, RuleForm::Entry, &mut SharedSettings::default());
+            }
             Type::Map if envoy::is_domain(root) => file.domain = self.domain(root),
             Type::Map => {
                 let Some(fields) = self.fields(root, "a file of rules", FILE) else { return file };
@@ -84,6 +88,7 @@ impl ValueReader<'_, '_, '_> {
                 }
                 let mut shared = self.shared(&fields);
                 if let Some(rules) = self.required(&fields, "rules", "; if you want no rules, write `rules: []`") {
+                    file.without_rules = is_empty(rules).then_some(rules.position);
                     file.rules = self.rules(rules, RuleForm::Rule, &mut shared);
                 }
                 file.unused = shared.unused();
