@@ -86,10 +86,10 @@ fn check_key(change: &FleetChange, tables: &[NamedTable]) -> Result<(), FleetErr
 }
 
 /// Returns whether an entry has no effect, because this process has rules of files, and none of them has or had the
-/// entry's name.
+/// entry's name. An entry with a text of rules has the name of a file.
 #[cfg(all(feature = "rules", feature = "status"))]
 pub(super) fn names_no_rule(target: &FleetTarget, tables: &[NamedTable]) -> bool {
-    if !matches!(target.kind, FleetKind::Mode | FleetKind::Override) {
+    if !matches!(target.kind, FleetKind::Mode | FleetKind::Override | FleetKind::Rules) {
         return false;
     }
     let mut has_rules = false;
@@ -97,7 +97,11 @@ pub(super) fn names_no_rule(target: &FleetTarget, tables: &[NamedTable]) -> bool
         let is_used = match table {
             FleetTable::Rules(rules) => {
                 has_rules = true;
-                rules.upgrade().is_some_and(|rules| rules.has_rule(&target.name))
+                if target.kind == FleetKind::Rules {
+                    **name == *target.name
+                } else {
+                    rules.upgrade().is_some_and(|rules| rules.has_rule(&target.name))
+                }
             }
             FleetTable::Overrides(own) => own.is_got() && target.kind == FleetKind::Override && **name == *target.name,
             table => table.kinds().contains(&target.kind) && **name == *target.name,

@@ -470,7 +470,9 @@ impl fmt::Display for ShownSetting<'_> {
         let FleetRow { kind, name, subject, .. } = self.0;
         write!(f, "{kind} <span class=\"name\">{}</span>", HtmlText(name))?;
         if self.0.names_no_rule == Some(true) {
-            f.write_str("<div class=\"bad\">no rule of this process has this name</div>")?;
+            let what =
+                if *kind == FleetKind::Rules { "no rules of this process have" } else { "no rule of this process has" };
+            write!(f, "<div class=\"bad\">{what} this name</div>")?;
         }
         if subject.is_empty() { Ok(()) } else { write!(f, "<div class=\"quota\">{}</div>", HtmlText(subject)) }
     }

@@ -369,7 +369,8 @@ async fn page_says_which_settings_name_no_rule() {
     let shown = async || {
         let page = world.send(0, "alice", "text/html", None).await.1;
         let json: Value = serde_json::from_str(&world.send(0, "alice", "application/json", None).await.1).unwrap();
-        let count = page.matches("no rule of this process has this name").count();
+        let marks = ["no rule of this process has this name", "no rules of this process have this name"];
+        let count = marks.iter().map(|mark| page.matches(mark).count()).sum::<usize>();
         let entries = json["fleet"]["entries"].as_array().unwrap();
         assert_eq!(entries.iter().filter(|entry| entry["names_no_rule"] == true).count(), count);
         assert!(json["fleet"]["actions"][0]["names_no_rule"].is_null());
@@ -383,6 +384,11 @@ async fn page_says_which_settings_name_no_rule() {
     assert_eq!(shown().await, (1, true));
     change(FleetChange::rules("rules", renamed(", was: customer"))).await;
     assert_eq!(shown().await, (0, false));
+    // A program without rules can push them under a name that no process has.
+    let other = Fleet::in_file(&world.file).await.unwrap();
+    other.change("bob", "", [FleetChange::rules("rulez", renamed(""))]).await.unwrap();
+    change(FleetChange::mode("client", Mode::Enforce)).await; // reads the other change
+    assert_eq!(shown().await, (1, true));
 }
 
 #[tokio::test]
