@@ -243,6 +243,13 @@ impl FleetChange {
         Self { target, value: value.map(Into::into), lasting: None, seen: None }
     }
 
+    /// Returns the network that the change denies, if it does.
+    #[cfg(feature = "status")]
+    pub(crate) fn denied_network(&self) -> Option<IpNet> {
+        let is_deny = self.value.as_ref().is_some_and(|value| matches!(value.parse(), Ok(Access::Deny)));
+        self.target.network().filter(|_| is_deny)
+    }
+
     /// Returns whether the change sets a value, rather than ends an entry.
     #[cfg(feature = "status")]
     pub(crate) fn sets_value(&self) -> bool {

@@ -174,7 +174,8 @@ impl OperatorAction {
         self.error.as_deref()
     }
 
-    /// Returns why the action may have no effect although it was done: the key of the setting may be mistyped.
+    /// Returns why the action may not be meant although it was done: the key or the network of the setting may be
+    /// mistyped.
     #[must_use]
     pub fn warning(&self) -> Option<&str> {
         self.warning.as_deref().filter(|_| self.error.is_none())
@@ -191,7 +192,7 @@ impl OperatorAction {
     /// | `switch`, `mode` | what was switched; `null` for others |
     /// | `setting`, `value` | what was set or ended for all processes; `null` for others |
     /// | `error` | `null` if it was done |
-    /// | `warning` | why it may have no effect although it was done; otherwise `null` |
+    /// | `warning` | why it may not be meant although it was done; otherwise `null` |
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = String::new();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
+use ipnet::IpNet;
 
 use super::action::{ActionKind, Done, OperatorAction};
 use super::operators::{Operators, number_of};
@@ -219,13 +220,13 @@ impl<'a> SettingRequest<'a> {
         let setting = [kind.as_str(), &name, &subject].join(" ").trim_end().into();
         let value = (form.action == ActionKind::Set).then(|| form.value.trim().into());
         let mut underway = operators.begin(stats, operator, Done::ForAll { kind: form.action, setting, value });
-        let is_typed = form.key.is_none() && form.entry.trim().is_empty();
+        let is_checked = kind == FleetKind::Network || form.key.is_none() && form.entry.trim().is_empty();
         let done = match form.action {
             ActionKind::Rollback if kind == FleetKind::Rules => {
                 fleet.rollback(operator, why, &name, seen).await.map(|done| done.revision)
             }
             ActionKind::Rollback => Err(FleetError::new(FleetErrorKind::Invalid, "only rules are rolled back")),
-            _ if is_typed => match check_key(fleet, stats, sources, &change).await {
+            _ if is_checked => match check_key(fleet, stats, sources, &change).await {
                 Ok(warning) => {
                     underway.warn(warning);
                     fleet.change(operator, why, [change]).await
@@ -244,13 +245,33 @@ impl<'a> SettingRequest<'a> {
     }
 }
 
-/// Looks whether the key of a change is mistyped; see [`StatusPage::check_key`](super::StatusPage::check_key).
+/// Returns a warning if a denied network is larger than an IPv4 `/8` or an IPv6 `/16`.
+fn denies_many(network: IpNet) -> Option<String> {
+    let (family, usual) = match network {
+        IpNet::V4(_) => ("IPv4", 8),
+        IpNet::V6(_) => ("IPv6", 16),
+    };
+    let length = network.prefix_len();
+    (length < usual).then(|| {
+        let share = 1_u32 << length;
+        format!(
+            "the denied network is a /{length}, which has one of {share} of all {family} addresses. If a smaller one is \
+             meant, end this setting and set that one"
+        )
+    })
+}
+
+/// Looks whether the key or the network of a change is mistyped; see
+/// [`StatusPage::check_key`](super::StatusPage::check_key).
 pub(super) async fn check_key(
     fleet: &Fleet,
     stats: &Stats,
     sources: &[(String, Arc<dyn ErasedLayer>)],
     change: &FleetChange,
 ) -> Result<Option<String>, FleetError> {
+    if let Some(warning) = change.denied_network().and_then(denies_many) {
+        return Ok(Some(warning));
+    }
     let target = change.target();
     let Some(key) = target.key().filter(|_| change.sets_value()) else { return Ok(None) };
     let snapshot = stats.snapshot();

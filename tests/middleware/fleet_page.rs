@@ -362,6 +362,25 @@ async fn setting_for_a_key_that_nobody_used_has_a_warning() {
 }
 
 #[tokio::test]
+async fn denial_of_a_very_large_network_has_a_warning() {
+    let world = World::new().await;
+    let warning = async |setting: &str, value: &str| {
+        let (status, answer) = world.post(0, "alice", &format!("action=set&{setting}&value={value}&why=a")).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        answer["actions"][0]["warning"].as_str().map(str::to_owned)
+    };
+    let typed = "setting=network+clients&subject=128.0.0.0%2F1";
+    assert_eq!(warning(typed, "limit").await, None);
+    let json: Value = serde_json::from_str(&world.send(0, "alice", "application/json", None).await.1).unwrap();
+    let clicked = format!("entry={}", json["fleet"]["entries"][0]["entry"].as_str().unwrap());
+    for setting in [typed, &clicked] {
+        let said = warning(setting, "deny").await.unwrap();
+        assert!(said.starts_with("the denied network is a /1, which has one of 2 of all IPv4 addresses"), "{said}");
+    }
+    assert_eq!(warning(&clicked, "allow").await, None);
+}
+
+#[tokio::test]
 async fn page_says_which_settings_name_no_rule() {
     let mut world = World::new().await;
     let _layer = with_rules(&mut world);

@@ -53,7 +53,8 @@ impl Fields {
     }
 }
 
-/// Sets or ends something in all processes. Returns the revision, and a warning if the key seems to be mistyped.
+/// Sets or ends something in all processes. Returns the revision, and a warning if the key or the network may be
+/// mistyped.
 pub(crate) async fn change(
     fleet: &Fleet,
     page: &StatusPage,

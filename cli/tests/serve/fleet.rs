@@ -466,6 +466,17 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
         let wrong = set(&server, &deny);
         assert!(wrong.status == 400 && wrong.body.contains(said), "{wrong:?}");
     }
+    // A large network may be meant, so it is denied with a warning.
+    let deny = |network: &str| {
+        let denied = json!({"kind": "network", "name": "rules", "subject": network, "value": "deny", "why": ""});
+        let answer = set(&server, &denied);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()["warning"].as_str().map(str::to_owned)
+    };
+    let said = deny("192.0.0.0/2").unwrap();
+    assert!(said.starts_with("the denied network is a /2, which has one of 4 of all IPv4 addresses"), "{said}");
+    assert!(deny("2000::/15").is_some_and(|said| said.contains("one of 32768 of all IPv6")));
+    assert_eq!([deny("203.0.0.0/8"), deny("2001::/16")], [None, None]);
     let foreign = set(&server, &json!({"kind": "plan", "name": "client", "subject": "a", "why": ""}));
     assert!(foreign.status == 400 && foreign.body.contains("a server has no `plan`"), "{foreign:?}");
     let without = serve(&[]);
