@@ -110,7 +110,7 @@ impl Drop for CountedBody {
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Waker};
+    use std::task::{Context, Poll, Waker};
     use std::time::Duration;
 
     use super::*;
@@ -123,23 +123,107 @@ mod tests {
     use crate::policy::Policy;
     use crate::quota::Quota;
 
-    /// Gives what it is asked for, and counts it.
-    struct Counting(Arc<AtomicU64>);
+    /// Counts what it is asked for and what is refunded, and answers as `answer` says.
+    struct Counting<A> {
+        taken: Arc<AtomicU64>,
+        most: u64,
+        answer: A,
+    }
 
-    impl PaceSource for Counting {
+    impl<A: Fn(u64) -> PaceReply + Send + Sync> PaceSource for Counting<A> {
         fn terms(&self) -> PaceTerms {
-            PaceTerms::Paced(BytePace { units: 100_000, period_us: 1_000_000, most: 50_000 })
+            PaceTerms::Paced(BytePace { units: 100_000, period_us: 1_000_000, most: self.most })
         }
 
         fn ask(&self, units: u64) -> PaceReply {
-            self.0.fetch_add(units, Ordering::Relaxed);
-            let refund = Refund::new(Policy::from(Quota::per_second(1)), Key::global(), Receipt::new(units, 0, 0));
-            PaceReply::Now(PaceAnswer::Taken { refund: Some(refund), delay: Duration::ZERO })
+            self.taken.fetch_add(units, Ordering::Relaxed);
+            (self.answer)(units)
         }
 
         fn refund(&self, refund: Refund) {
-            self.0.fetch_sub(refund.receipt.units(), Ordering::Relaxed);
+            self.taken.fetch_sub(refund.receipt.units(), Ordering::Relaxed);
         }
+    }
+
+    fn given(units: u64, delay: Duration) -> PaceAnswer {
+        let refund = Refund::new(Policy::from(Quota::per_second(1)), Key::global(), Receipt::new(units, 0, 0));
+        PaceAnswer::Taken { refund: Some(refund), delay }
+    }
+
+    /// Returns two bodies of an account whose source answers so, and what the source counts.
+    fn bodies(
+        most: u64,
+        answer: impl Fn(u64) -> PaceReply + Clone + Send + Sync + 'static,
+    ) -> ([BodyAccount; 2], Arc<AtomicU64>) {
+        let (accounts, taken) = (Accounts::new(Arc::new(StoppedTimer)), Arc::new(AtomicU64::new(0)));
+        let enter = |()| {
+            let source = Counting { taken: Arc::clone(&taken), most, answer: answer.clone() };
+            accounts.enter((1, AccountOf::Plan(0), Key::global()), || Box::new(source))
+        };
+        ([(); 2].map(enter), taken)
+    }
+
+    #[test]
+    fn batch_is_no_larger_than_one_call_may_take() {
+        let answer = |units| PaceReply::Now(given(units, Duration::ZERO));
+        let ([mut body, _other], taken) = bodies(3_000, answer);
+        assert!(body.turnstile.poll(1_000, &mut Context::from_waker(Waker::noop())).is_ready());
+        assert_eq!(taken.load(Ordering::Relaxed), 3_000);
+    }
+
+    #[test]
+    fn batch_that_has_not_departed_is_refunded() {
+        let answer = |units| PaceReply::Now(given(units, Duration::from_secs(1)));
+        let ([mut body, other], taken) = bodies(50_000, answer);
+        for _ in 0..2 {
+            assert!(body.turnstile.poll(1_000, &mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        assert_eq!(taken.load(Ordering::Relaxed), 7_500);
+        drop((body, other));
+        assert_eq!(taken.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn source_that_panics_leaves_the_account_to_other_bodies() {
+        let panics = Arc::new(AtomicU64::new(1));
+        let answer = move |units| {
+            assert_eq!(panics.swap(0, Ordering::Relaxed), 0, "the source panics once");
+            PaceReply::Now(given(units, Duration::ZERO))
+        };
+        let ([mut body, mut other], _) = bodies(50_000, answer);
+        let polled = std::panic::AssertUnwindSafe(|| {
+            let _ = body.turnstile.poll(1_000, &mut Context::from_waker(Waker::noop()));
+        });
+        assert!(std::panic::catch_unwind(polled).is_err());
+        drop(body);
+        assert!(other.turnstile.poll(1_000, &mut Context::from_waker(Waker::noop())).is_ready());
+    }
+
+    #[test]
+    fn answer_that_comes_while_it_is_polled_wakes_the_body() {
+        struct Woken(AtomicU64);
+        impl std::task::Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let answer = |units| {
+            let mut polls = 0;
+            PaceReply::Later(Box::pin(std::future::poll_fn(move |cx| {
+                polls += 1;
+                if polls > 1 {
+                    return Poll::Ready(given(units, Duration::ZERO));
+                }
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            })))
+        };
+        let ([mut body, _other], _) = bodies(50_000, answer);
+        let woken = Arc::new(Woken(AtomicU64::new(0)));
+        let waker = Waker::from(Arc::clone(&woken));
+        assert!(body.turnstile.poll(1_000, &mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        assert!(body.turnstile.poll(1_000, &mut Context::from_waker(&waker)).is_ready());
     }
 
     #[test]
@@ -147,8 +231,11 @@ mod tests {
         let (accounts, taken) = (Accounts::new(Arc::new(StoppedTimer)), Arc::new(AtomicU64::new(0)));
         let mut cx = Context::from_waker(Waker::noop());
         for before in [0, 4_000] {
-            let enter =
-                || accounts.enter((1, AccountOf::Plan(0), Key::global()), || Box::new(Counting(Arc::clone(&taken))));
+            let enter = || {
+                let answer = |units| PaceReply::Now(given(units, Duration::ZERO));
+                let source = Counting { taken: Arc::clone(&taken), most: 50_000, answer };
+                accounts.enter((1, AccountOf::Plan(0), Key::global()), || Box::new(source))
+            };
             let (mut first, mut second) = (enter(), enter());
             assert_eq!(accounts.len(), 1);
             // The first batch, which is worth 75 milliseconds. The first body sends a part of it.
