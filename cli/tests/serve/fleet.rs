@@ -454,7 +454,7 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
         assert!(page.contains(request["subject"].as_str().unwrap()), "{request}: {page}");
     }
     assert!(server.lines().iter().all(|line| !line.to_string().contains("198.51.100.77")), "{:?}", server.lines());
-    // What no client ever meets is refused, and so is what would lock out all of them.
+    // A setting that applies to no client is refused, and so is one that denies every client.
     let wrong = set(&server, &raise_of("198.51.100.77:80"));
     assert!(wrong.status == 400 && wrong.body.contains("write one without a port"), "{wrong:?}");
     for (kind, subject, said) in [

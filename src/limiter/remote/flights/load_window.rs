@@ -288,7 +288,7 @@ impl LoadWindow {
         } else {
             self.course = Course::Grew;
         }
-        // The same small step of each limiter: half a request for each window of requests that were answered.
+        // In addition, each limiter's window grows by half a request for each window of requests that were answered.
         let step = PART * PART / 2 * sent.units / self.window.max(PART);
         let window = self.window.saturating_add_signed(gain.saturating_mul(sent.units as i64)).saturating_add(step);
         self.window = window.clamp(WINDOW_MIN * PART, WINDOW_MAX * PART);
