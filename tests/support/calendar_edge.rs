@@ -15,7 +15,7 @@ use super::proxy::Proxy;
 use super::stepped_clock::{BEFORE_FEBRUARY_S, SteppedClock};
 
 /// 2031-02-01 00:00:00 UTC.
-pub(crate) const EDGE_S: i64 = BEFORE_FEBRUARY_S + 60;
+const EDGE_S: i64 = BEFORE_FEBRUARY_S + 60;
 
 const EDGE_US: i64 = EDGE_S * 1_000_000;
 

@@ -94,7 +94,7 @@ impl Dispatcher {
     }
 
     /// Returns the answer to each request. If a request named a calendar window that does not contain the server's
-    /// time, the request is sent again, with the time in the server's answer. This happens at the edge of a window,
+    /// time, the request is sent again, with the time that the server's answer leads to expect. This happens at the edge of a window,
     /// and in the first call of a process whose clock is in another window than the server's clock.
     async fn answers(
         &self,
@@ -103,6 +103,7 @@ impl Dispatcher {
         server_time: Option<Timestamp>,
         clock: &mut Option<Timestamp>,
     ) -> Vec<RequestResult> {
+        let mut sent = Instant::now();
         let mut answers = self.answers_at_once(requests, self.call_time(server_time), until, clock).await;
         for _ in 0..WINDOW_TRIES {
             let mut outside = SmallVec::<[&WireRequest; 8]>::new();
@@ -115,7 +116,10 @@ impl Dispatcher {
             }
             let Some(told) = told else { return answers };
             let places = answers.iter_mut().filter(|answer| matches!(answer, Ok(RedisAnswer::Outside(_))));
-            let again = self.answers_at_once(&outside, CallTime::OfServer(told), until, clock).await;
+            // If a call takes as long to arrive as the last call, the server's clock then shows this time.
+            let at_arrival = CallTime::OfServer(told.saturating_add(sent.elapsed()));
+            sent = Instant::now();
+            let again = self.answers_at_once(&outside, at_arrival, until, clock).await;
             places.zip(again).for_each(|(place, answer)| *place = answer);
         }
         for answer in &mut answers {

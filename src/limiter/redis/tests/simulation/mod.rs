@@ -98,6 +98,16 @@ fn strike_of_a_split_set_closes_its_block() {
     assert_eq!(ended.trace.matches("TRYAGAIN").count(), 2, "{}", ended.trace);
 }
 
+/// A call names the day in which the server's clock will be. A wrong day costs one more call, and not two.
+#[test]
+fn edge_costs_a_far_server_one_more_call() {
+    let ended = story::play_edge(0);
+    assert!(ended.problems.is_empty(), "{:#?}\n{}", ended.problems, ended.trace);
+    let edge = ended.trace.split("the faults are over").next().expect("it begins");
+    // The first check learns the server's time from its first answer, which costs a call, too.
+    assert_eq!(edge.matches(": Take 1 of").count(), 2 + 1 + 2 + 1, "{edge}");
+}
+
 #[test]
 fn load_on_redis_keeps_the_law() {
     play("load_on_redis", story::play_load);

@@ -183,6 +183,23 @@ impl Plan {
         }
     }
 
+    /// Returns a story in which a check begins before the end of a day, and is answered after it. Each call takes 80 ms.
+    /// The server's clock was set back since the last answer, so the check names the next day 10 ms too early.
+    pub(super) fn of_edge(seed: u64) -> Self {
+        let mut plan = Self::empty(&mut Chance::new(seed));
+        (plan.denials, plan.deadline) = (0, Duration::from_secs(1));
+        plan.faults = Faults { call_us: 80_000, ..Faults::default() };
+        plan.add_rule(0, vec![Quota::calendar(10, Calendar::day()).expect("the quota is possible")]);
+        let charges = vec![Asked { rule: 0, cost: 1, effect: Effect::Enforce }];
+        let take = Event::Take { process: 0, key: 0, charges, then: Then::Keep };
+        // The first event is 50 ms after the beginning, and the day ends 1,450 ms later, or 20 ms more.
+        let (back_ms, early_ms, call_ms) = (20, 10, 80);
+        plan.events = vec![(0, take.clone()), (300, take.clone()), (500, Event::Step { us: -1_000 * back_ms })];
+        plan.events.push((1_450 + back_ms.unsigned_abs() - early_ms - call_ms, take.clone()));
+        plan.events.push((2_000, take));
+        plan
+    }
+
     /// Returns the story of limiters over a store that compares and swaps.
     #[cfg(feature = "store")]
     pub(super) fn of_store(seed: u64) -> Self {

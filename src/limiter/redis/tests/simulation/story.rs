@@ -51,6 +51,11 @@ pub(super) fn play_split_strike(seed: u64) -> Ended {
     play_plan::<RedisLimiter>(seed, Plan::of_split_strike(seed))
 }
 
+/// Plays the story of a check at the end of a day.
+pub(super) fn play_edge(seed: u64) -> Ended {
+    play_plan::<RedisLimiter>(seed, Plan::of_edge(seed))
+}
+
 /// Plays the story of load of a seed with limiters on Redis.
 pub(super) fn play_load(seed: u64) -> Ended {
     play_plan::<RedisLimiter>(seed, Plan::of_load(seed))
