@@ -94,8 +94,8 @@ impl Dispatcher {
     }
 
     /// Returns the answer to each request. If a request named a calendar window that does not contain the server's
-    /// time, the request is sent again, with the time that the server's answer leads to expect. This happens at the edge of a window,
-    /// and in the first call of a process whose clock is in another window than the server's clock.
+    /// time, the request is sent again, with the time that the server's answer leads to expect. This happens at the
+    /// edge of a window, and in the first call of a process whose clock is in another window than the server's clock.
     async fn answers(
         &self,
         requests: &[&WireRequest],

@@ -448,11 +448,23 @@ impl<F: RemoteStore> Lane<F> {
             // came, and the allowed flights are not used up before the store's turn ends.
             return waiting >= self.units / 16;
         }
-        // If half of the allowed flights are under way, the next flight must be full, or carry at least three times the
-        // average number of requests of these flights. Without this rule, single requests would use up all flights, and
-        // the next requests would wait for a whole call.
-        let is_second_half = most.calls == Calls::Pipelined && flights >= (calls / 2).max(CALLS_MIN);
-        !is_second_half || waiting >= (3 * self.units / flights).min(most.units as u64)
+        if most.calls != Calls::Pipelined {
+            return true;
+        }
+        let least = if flights >= (calls / 2).max(CALLS_MIN) {
+            // Half of the allowed flights are under way, so the next flight must be full, or carry at least three times
+            // the average number of requests of these flights. Without this rule, single requests would use up all
+            // flights, and the next requests would wait for a whole call.
+            3 * self.units / flights
+        } else if calls == CALLS_MIN {
+            // Calls are short, and a flight carries its share of all requests. Without this rule, the callers of an
+            // answered flight would begin flights one by one, and most requests would share one flight. The store and
+            // this process would then wait for each other.
+            (self.units + waiting).div_ceil(calls)
+        } else {
+            1
+        };
+        waiting >= least.min(most.units as u64)
     }
 
     /// Returns whether requests come one by one, so that a caller drives the flight. If requests come in groups, a

@@ -138,6 +138,28 @@ async fn waiting_requests_go_together_and_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn flight_beside_others_carries_its_share_of_the_requests() {
+    let (held, queue) = queue(1_000, 0);
+    let mut tasks = Vec::new();
+    for ask in 0..16 {
+        tasks.push(start(&queue, ask).await);
+    }
+    held.lets.add_permits(4);
+    settle().await;
+    let sizes = || held.carried().iter().map(Vec::len).collect::<Vec<_>>();
+    assert_eq!(sizes(), [1, 1, 1, 1, 12], "twelve are in flight, and three more flights are allowed");
+    for ask in 16..20 {
+        assert_eq!(sizes().len(), 5);
+        tasks.push(start(&queue, ask).await);
+    }
+    assert_eq!(sizes(), [1, 1, 1, 1, 12, 4], "a quarter of all");
+    held.lets.add_permits(2);
+    for (ask, task) in (0..).zip(tasks) {
+        assert_eq!(task.await.unwrap(), Ok(ask * 2));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn lane_keeps_little_memory_of_a_burst() {
     let (held, queue) = queue(1_000, 0);
     for _ in 0..1_000 {
