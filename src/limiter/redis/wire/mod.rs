@@ -53,9 +53,9 @@
 //!
 //! The window of a calendar is stored as three numbers: the window's end, its count and its start. A script knows no
 //! calendar. So the call names the window in which the process expects the server's time to be, and the end of the
-//! next one. If the server's time is not in that window, the script reports this before it writes anything. The process
-//! then asks again, with the window in which it expects the server's time to be by then. The head names the calendar and
-//! its zone.
+//! next one. If the server's time is not in that window, the script reports this before it writes anything. The
+//! process then asks again, with the window in which it expects the server's time to be by then. The head names the
+//! calendar and its zone.
 //!
 //! A value with the head of the request's quota is used as it is. A value with another head of this version
 //! was written under another quota, and `look.lua` reads it as a state under the request's quota. If a value has no
