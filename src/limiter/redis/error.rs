@@ -23,6 +23,13 @@ impl RedisError {
         Self { kind: StoreErrorKind::Unavailable, message, source: self.source.clone() }
     }
 
+    /// Returns the error of a check that was under way when the limiter ended the connection for the reason in this
+    /// error.
+    pub(super) fn after_restart(&self) -> Self {
+        let message = format!("{}; the limiter has ended this connection", self.message).into();
+        Self { kind: StoreErrorKind::Unavailable, message, source: self.source.clone() }
+    }
+
     /// Reports the error to observers, as the failure of a check.
     pub(super) fn report_to(&self, events: &Events) {
         events.report_failure(self.kind, self);

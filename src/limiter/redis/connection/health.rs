@@ -62,6 +62,8 @@ pub(super) struct Health {
     /// Tells the task that keeps the connection to begin a new connection.
     pub(super) restart: Notify,
     restarted: Mutex<Option<Instant>>,
+    /// The number of the last connection that this limiter ended by itself, and why.
+    ended_here: Mutex<Option<(u64, RedisError)>>,
     demotions: Mutex<Restarts>,
     /// The server of the last connection, if sentinels named it.
     master: Mutex<Option<Address>>,
@@ -103,6 +105,7 @@ impl Health {
             down_because: Mutex::new(None),
             restart: Notify::new(),
             restarted: Mutex::new(None),
+            ended_here: Mutex::new(None),
             demotions: Mutex::new(Restarts::new()),
             master: Mutex::new(None),
             attempted_at: Mutex::new(now),
@@ -238,11 +241,11 @@ impl Health {
                 if self.breaker.open() {
                     self.report_dead(&failure.error);
                 }
-                self.restart_connection();
+                self.restart_connection(&failure.error);
             }
             Cause::Demoted => {
                 self.breaker.record_answer();
-                self.leave_demoted_server();
+                self.leave_demoted_server(&failure.error);
             }
             _ => self.breaker.record_answer(),
         }
@@ -364,25 +367,25 @@ impl Health {
 
     /// Connects anew, now or after a pause, because another server may be behind the address: a name or a proxy can
     /// lead to the new master.
-    fn leave_demoted_server(&self) {
+    fn leave_demoted_server(&self, because: &RedisError) {
         self.refresh_cluster();
         if lock(&self.demotions).is_due(Instant::now()) {
-            self.restart();
+            self.restart(because);
         }
     }
 
-    /// Ends the connection, so that `reconnect.rs` begins a new one.
-    pub(super) fn restart_connection(&self) {
-        self.restart_connection_unless_within(MIN_RESTART_GAP);
+    /// Ends the connection for this reason, so that `reconnect.rs` begins a new one.
+    pub(super) fn restart_connection(&self, because: &RedisError) {
+        self.restart_connection_unless_within(MIN_RESTART_GAP, because);
     }
 
     /// Restarts the connection, because a reply was not understood: the next replies may be the answers to
     /// other calls.
-    pub(super) fn restart_garbled_connection(&self) {
-        self.restart_connection_unless_within(MIN_GARBLED_RESTART_GAP);
+    pub(super) fn restart_garbled_connection(&self, because: &RedisError) {
+        self.restart_connection_unless_within(MIN_GARBLED_RESTART_GAP, because);
     }
 
-    fn restart_connection_unless_within(&self, gap: Duration) {
+    fn restart_connection_unless_within(&self, gap: Duration, because: &RedisError) {
         let mut restarted = lock(&self.restarted);
         let now = Instant::now();
         if restarted.is_some_and(|last| now.duration_since(last) < gap) {
@@ -390,14 +393,24 @@ impl Health {
         }
         *restarted = Some(now);
         drop(restarted);
-        self.restart();
+        self.restart(because);
     }
 
     /// Begins a new connection, unless the connection is the application's.
-    fn restart(&self) {
+    fn restart(&self, because: &RedisError) {
         if !self.is_given {
+            if let Some(number) = self.connection_number() {
+                *lock(&self.ended_here) = Some((number, because.after_restart()));
+            }
             self.restart.notify_waiters();
         }
+    }
+
+    /// Returns the failure of a call over the connection with this number, if the limiter has ended that connection by
+    /// itself. The client library only knows that the connection has ended, but not why.
+    pub(super) fn ended_here(&self, number: u64) -> Option<CallFailure> {
+        let ended = lock(&self.ended_here).clone();
+        ended.filter(|(ended, _)| *ended == number).map(|(_, error)| CallFailure { cause: Cause::Lost, error })
     }
 
     /// Records that there is a connection. A server that is believed dead is then probed, because it may be

@@ -217,8 +217,9 @@ impl Link {
             } else if silent_at <= now {
                 return Err(CallFailure::silent(&self.health.address, self.silence));
             } else if longest <= now {
-                self.health.restart_garbled_connection();
-                return Err(CallFailure::passed_over(&self.health.address));
+                let failure = CallFailure::passed_over(&self.health.address);
+                self.health.restart_garbled_connection(&failure.error);
+                return Err(failure);
             } else {
                 due = silent_at.min(longest);
             }
@@ -245,6 +246,10 @@ impl Link {
             biased;
             answer = self.transport.send(command, slot) => answer,
             () = self.health.until_ended(number) => Err(self.health.lost()),
+        };
+        let answer = match answer {
+            Err(failure) if failure.cause == Cause::Lost => Err(self.health.ended_here(number).unwrap_or(failure)),
+            answer => answer,
         };
         if answer.as_ref().err().is_none_or(|failure| !failure.cause.is_unanswered()) {
             self.health.record_hearing();

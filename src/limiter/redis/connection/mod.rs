@@ -222,10 +222,10 @@ impl RedisConnections {
         &self.0.events
     }
 
-    /// Restarts the slot's connection, because the connection delivered a reply that no script gives.
-    pub(super) fn restart_garbled(&self, slot: u16) {
+    /// Restarts the slot's connection, because the connection delivered a reply that no script gives, with this error.
+    pub(super) fn restart_garbled(&self, slot: u16, because: &RedisError) {
         if let Ok(link) = self.link(slot) {
-            link.health.restart_garbled_connection();
+            link.health.restart_garbled_connection(because);
         }
     }
 

@@ -93,8 +93,8 @@ async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
         // Skips a server that is believed dead, because `until_it_answers` probes such a server.
         if link.health.is_connected() && !link.health.breaker.is_open() {
             let answer = link.probe(Instant::now() + settings.silence()).await;
-            if let Err(CallFailure { cause: Cause::Lost, .. }) = answer {
-                link.health.restart_connection();
+            if let Err(CallFailure { cause: Cause::Lost, error }) = answer {
+                link.health.restart_connection(&error);
             }
         }
         sleep(PROBE_EVERY).await;
@@ -144,7 +144,7 @@ async fn until_it_answers(link: &Link, settings: &ConnectionSettings) {
         let began = Instant::now();
         let next = began + jitter(PROBE_EVERY.max(settings.silence()));
         let mut patience = PATIENCE;
-        match link.probe(next).await {
+        let because = match link.probe(next).await {
             Err(failure) if failure.cause.is_unanswered() => {
                 if Instant::now() >= next {
                     link.health.record_unanswered_probe(next - began);
@@ -152,20 +152,22 @@ async fn until_it_answers(link: &Link, settings: &ConnectionSettings) {
                 if link.health.is_connected() {
                     patience = PATIENCE_IF_CONNECTED;
                 }
+                failure.error
             }
             // The server would refuse each check as well.
             Err(failure) if failure.error.kind() == StoreErrorKind::Misconfigured => {
-                link.health.record_refused_probe(failure.error);
+                link.health.record_refused_probe(failure.error.clone());
+                failure.error
             }
             _ => return,
-        }
+        };
         tokio::select! {
             biased;
             () = sleep_until(next) => {}
             () = link.health.reconnected.notified() => continue,
         }
         if since.elapsed() >= patience {
-            link.health.restart_connection();
+            link.health.restart_connection(&because);
             since = Instant::now();
         }
     }

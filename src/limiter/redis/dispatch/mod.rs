@@ -167,7 +167,7 @@ impl Dispatcher {
         };
         let refused = |words: &str| self.store.record_refusal(slot, words);
         let answers = wire::answers(requests, number, &reply, &refused).unwrap_or_else(|error| {
-            self.store.restart_garbled(slot);
+            self.store.restart_garbled(slot, &error);
             failed(error)
         });
         *clock = wire::time_of(&reply).filter(|_| self.clock.is_none());

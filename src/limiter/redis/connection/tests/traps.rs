@@ -8,6 +8,11 @@ fn link(store: &RedisConnections) -> &Link {
     &server.link
 }
 
+/// Ends the connection, as the limiter does if a server is silent.
+fn restart(store: &RedisConnections) {
+    link(store).health.restart_connection(&RedisError::new(StoreErrorKind::Timeout, "the server is silent"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_server_gathers_no_calls() {
     let server = Server::start();
@@ -38,7 +43,7 @@ async fn a_connection_whose_task_has_ended_is_begun_anew() {
         sleep(100 * MS).await;
         match end {
             "quit" => link(&store).transport.quit().await,
-            _ => link(&store).health.restart_connection(),
+            _ => restart(&store),
         }
         load.fixed();
         sleep(1_500 * MS).await;
@@ -103,7 +108,7 @@ async fn waiting_in_vain_for_a_connection_opens_the_breaker() {
     let store = connected(&proxy.url(), ConnectionSettings::default()).await;
     proxy.hold(true);
     let (began, silence) = (Instant::now(), ConnectionSettings::default().silence());
-    link(&store).health.restart_connection();
+    restart(&store);
     eventually("the connection ends", || !link(&store).health.is_connected()).await;
     while !store.fails_at_once(0) {
         let failure = link(&store).health.wait_for_connection(Instant::now() + 20 * MS).await.unwrap_err();
@@ -190,7 +195,7 @@ async fn a_connection_that_is_begun_anew_sends_a_lone_call_at_once() {
         for call in &mut calls {
             assert!(call.as_mut().poll(context).is_pending());
         }
-        link(&store).health.restart_connection();
+        restart(&store);
         std::task::Poll::Ready(())
     })
     .await;
@@ -255,6 +260,29 @@ async fn silent_server_is_believed_dead_well_within_a_second() {
     assert!(store.fails_at_once(0) && heard.downs() == 1, "one call is enough");
     let silence = ConnectionSettings::default().silence();
     assert!(took >= silence && took < silence + SLACK + lost.time(), "{took:?}");
+    server.resume();
+    succeeds(&store, "key").await;
+}
+
+/// The limiter ends the connection to a silent server, and the client library only knows that the connection has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_of_a_silent_server_does_not_say_it_was_cut() {
+    let server = Server::start();
+    let heard = Heard::default();
+    let store = connected(&server.url(), heard.settings()).await;
+    succeeds(&store, "key").await;
+    server.pause();
+    let first = listen(&store, "key", store.until());
+    let later = async {
+        sleep(ConnectionSettings::default().silence() / 2).await;
+        listen(&store, "key", store.until()).await
+    };
+    let (first, later) = tokio::join!(first, later);
+    for error in [first.unwrap_err(), later.unwrap_err()] {
+        assert!(error.to_string().contains(" is silent: "), "{error}");
+    }
+    let events = format!("{:?}", heard.0.lock().unwrap());
+    assert!(events.contains(" is silent: ") && !events.contains("was cut"), "{events}");
     server.resume();
     succeeds(&store, "key").await;
 }
