@@ -18,6 +18,8 @@ pub struct FleetInForce {
     /// When the store last answered. `None` if the store has never answered; then no setting is in
     /// force.
     pub read_at: Option<Timestamp>,
+    /// When this process last wrote settings back that the store had lost, as after `FLUSHALL`. `None` if it never did.
+    pub restored_at: Option<Timestamp>,
     /// Why the last reading failed, or `None` if it succeeded. After a failure the settings in
     /// force stay.
     pub error: Option<Arc<str>>,

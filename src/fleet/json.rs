@@ -29,6 +29,7 @@ fn push_in_force(object: &mut Object<'_>, in_force: &FleetInForce) {
     object.text("hash", &format!("{:012x}", in_force.hash));
     push_time(object, "since", (in_force.revision > 0).then_some(in_force.since));
     push_time(object, "read_at", in_force.read_at);
+    push_time(object, "restored_at", in_force.restored_at);
     object.text_or_null("error", in_force.error.as_deref());
 }
 

@@ -89,7 +89,11 @@ impl FleetShared {
             let revision = known.document.revision;
             let lost = aside(move || VersionedText::new(version, known.document.to_text())).await?;
             if self.call(self.text.swap(expect, &lost)).await? {
-                let observers = lock(&self.state).observers.clone();
+                let observers = {
+                    let mut state = lock(&self.state);
+                    state.restored_at = Some(self.clock.now());
+                    state.observers.clone()
+                };
                 report_event(&observers, &FleetEvent::restored(revision));
             }
         } else if let Some(next) = next {

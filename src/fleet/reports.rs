@@ -155,7 +155,7 @@ mod tests {
     fn processes_are_counted_by_the_names_of_their_rules() {
         let report = |names: &[&str]| -> (Arc<str>, bool) {
             let since = Timestamp::from_micros(3);
-            let in_force = FleetInForce { revision: 1, hash: 2, since, read_at: None, error: None };
+            let in_force = FleetInForce { revision: 1, hash: 2, since, read_at: None, restored_at: None, error: None };
             let fleet = ReportedFleet::of(in_force, names);
             (format!("process a 1 2 3 4 5 6\n{}", fleet.lines_of_rules().collect::<String>()).into(), false)
         };

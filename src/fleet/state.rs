@@ -60,6 +60,8 @@ pub(super) struct FleetState {
     pub(super) ends: Option<Timestamp>,
     /// When the store last answered.
     pub(super) read_at: Option<Timestamp>,
+    /// When this process last wrote back settings that the store had lost.
+    pub(super) restored_at: Option<Timestamp>,
     pub(super) error: Option<Arc<str>>,
     pub(super) tables: Vec<NamedTable>,
     pub(super) observers: Vec<Arc<dyn Observer>>,
@@ -75,6 +77,7 @@ impl FleetState {
             hash: *hash,
             since: self.in_force_since,
             read_at: self.read_at,
+            restored_at: self.restored_at,
             error: self.error.clone(),
         }
     }

@@ -69,6 +69,8 @@ pub(super) struct FleetGauges {
     /// The revision in force, its hash, and the time since which it is in force.
     pub(super) in_force: Option<(u64, u64, Timestamp)>,
     pub(super) is_unreadable: bool,
+    /// The number of times that this process wrote back settings that the store had lost.
+    pub(super) restored: u64,
 }
 
 impl EventCells {
@@ -78,7 +80,7 @@ impl EventCells {
             FleetEvent::InForce { revision, hash, since } => fleet.in_force = Some((*revision, *hash, *since)),
             FleetEvent::Unreadable { .. } => fleet.is_unreadable = true,
             FleetEvent::Readable { .. } => fleet.is_unreadable = false,
-            FleetEvent::Restored { .. } => {}
+            FleetEvent::Restored { .. } => fleet.restored = fleet.restored.saturating_add(1),
         }
     }
 

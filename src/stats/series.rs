@@ -222,6 +222,12 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     }
     to.begin("ratelimit_fleet_unreadable", MetricKind::Gauge, "1 while the operators' settings cannot be read.");
     fleet.in_force.into_iter().for_each(|_| to.sample(&[], u64::from(fleet.is_unreadable)));
+    to.begin(
+        "ratelimit_fleet_restored_total",
+        MetricKind::Counter,
+        "Times that the store had lost the operators' settings, and this process wrote them back.",
+    );
+    fleet.in_force.into_iter().for_each(|_| to.sample(&[], fleet.restored));
 
     to.begin(
         "ratelimit_setup_warnings_total",

@@ -447,6 +447,7 @@ impl Stats {
     /// | `ratelimit_fleet_hash` | gauge | | hash of the operators' settings, the same in all processes that have the same |
     /// | `ratelimit_fleet_since_timestamp_seconds` | gauge | | when that revision came into force in this process |
     /// | `ratelimit_fleet_unreadable` | gauge | | 1 while the operators' settings cannot be read |
+    /// | `ratelimit_fleet_restored_total` | counter | | how often the store had lost the operators' settings, and this process wrote them back. The sum over all processes counts each loss once. The store may also have lost the counts of requests |
     /// | `ratelimit_setup_warnings_total` | counter | `kind` | [setup warnings](crate::observe::SetupWarning) |
     #[must_use]
     pub fn to_prometheus(&self) -> String {

@@ -263,6 +263,15 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
         };
         tile(html, hash(fleet.hash), label, fleet.error.is_some())?;
     }
+    #[cfg(feature = "fleet")]
+    if let Some(at) = view.settings_restored_at() {
+        let label = format!(
+            "the store had lost the settings for all processes, and a process wrote them back at {}. If the store was \
+             emptied, it has also lost the counts of requests",
+            Utc(at)
+        );
+        tile(html, "restored", label, true)?;
+    }
     html.push_str("</div>");
     Ok(())
 }

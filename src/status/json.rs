@@ -119,6 +119,7 @@ pub(super) fn render(view: &PageView) -> String {
         object.plain("revision", fleet.revision);
         object.text("hash", &hash(fleet.hash));
         object.text_or_null("since", (fleet.revision > 0).then(|| Utc(fleet.since).to_string()).as_deref());
+        object.text_or_null("restored_at", view.settings_restored_at().map(|at| Utc(at).to_string()).as_deref());
         object.text_or_null("error", fleet.error.as_deref());
         object.list("entries", &fleet.entries, setting);
         object.list("actions", &fleet.actions, setting);

@@ -21,6 +21,7 @@ use crate::stats::{Stats, StatsSnapshot};
 /// The words with which the lines of a report begin.
 const PROCESS: &str = "process";
 const SINCE: &str = "since";
+const RESTORED: &str = "restored";
 const POLICY: &str = "policy";
 
 /// The maximum length of a process's name, in bytes.
@@ -61,6 +62,8 @@ pub(super) struct ProcessReport {
     settings: u64,
     /// As `rules_since`, for the operators' settings.
     settings_since: Option<Timestamp>,
+    /// When the process last wrote back settings that the store had lost.
+    restored_at: Option<Timestamp>,
     policies: Vec<PolicyReport>,
     is_own: bool,
 }
@@ -125,6 +128,11 @@ impl ReportSource {
         let since = [rules.map_or(0, |rules| rules.loaded_at.as_micros()), settings.since.as_micros()];
         since.into_iter().for_each(|at| push_number(&mut text, at));
         text.push('\n');
+        if let Some(at) = settings.restored_at {
+            text.push_str(RESTORED);
+            push_number(&mut text, at.as_micros());
+            text.push('\n');
+        }
         let spans = snapshot
             .policies()
             .iter()
@@ -167,6 +175,8 @@ impl ProcessReport {
         let since: Option<[u64; 2]> = since.and_then(|(_, line)| read_numbers(words(line)?));
         let [rules_since, settings_since] =
             since.unwrap_or_default().map(|at| Some(Timestamp::from_micros(at)).filter(|_| at > 0));
+        let restored = lines.clone().find(|(kind, _)| *kind == RESTORED);
+        let restored_at = restored.and_then(|(_, at)| at.parse().ok()).map(Timestamp::from_micros);
         let policies = lines.filter(|(kind, _)| *kind == POLICY).filter_map(|(_, line)| policy(line)).collect();
         let (name, at) = (read_text(name)?, Timestamp::from_micros(at));
         Some(Self {
@@ -179,6 +189,7 @@ impl ProcessReport {
             revision,
             settings,
             settings_since,
+            restored_at,
             policies,
             is_own,
         })
@@ -223,6 +234,11 @@ impl ProcessesView {
         let mut sums: Vec<_> = sums.into_iter().collect();
         sums.sort_by_key(|(_, [_, hour])| std::cmp::Reverse(hour.over));
         sums
+    }
+
+    /// Returns when a process last wrote back settings that the store had lost.
+    pub(super) fn restored_at(&self) -> Option<Timestamp> {
+        self.processes.iter().filter_map(|process| process.restored_at).max()
     }
 
     /// Returns whether all places for reports are taken, so that other processes may have found no place.
@@ -274,7 +290,7 @@ impl ProcessesView {
                 html,
                 "<tr><td><span class=\"name\">{}</span>{}</td><td class=\"num\" data-of=\"requests\">{}</td>\
                  <td class=\"num\" data-of=\"refused\">{}</td><td data-of=\"rules\">{}{}</td>\
-                 <td data-of=\"settings\">revision {}<div class=\"quota\">{}</div>{}</td>\
+                 <td data-of=\"settings\">revision {}<div class=\"quota\">{}</div>{}{}</td>\
                  <td data-of=\"reported\">{} ago{}</td></tr>",
                 HtmlText(&process.name),
                 if process.is_own { "<div class=\"quota\">this one</div>" } else { "" },
@@ -285,6 +301,7 @@ impl ProcessesView {
                 process.revision,
                 hash(process.settings),
                 since_html(process.revision, process.settings_since),
+                restored_html(process.restored_at),
                 About(since),
                 if is_silent { SILENT } else { "" }
             )?;
@@ -344,6 +361,7 @@ impl ProcessesView {
             object.plain("revision", process.revision);
             object.text("settings", &hash(process.settings));
             push_time(&mut object, "settings_since", process.settings_since);
+            push_time(&mut object, "restored_at", process.restored_at);
             object.list("policies", &process.policies, |json, of| policy(json, &of.name, &of.spans));
             object.end();
         });
@@ -359,6 +377,14 @@ fn since_html(version: u64, since: Option<Timestamp>) -> String {
         Some(since) => format!("<div class=\"quota\">since {}</div>", Utc(since)),
         None => "<div class=\"quota\">since an unknown time</div>".to_owned(),
     }
+}
+
+/// Returns a line of HTML about the time at which a process wrote back lost settings. The line is empty if the process
+/// never did.
+fn restored_html(at: Option<Timestamp>) -> String {
+    at.map_or_else(String::new, |at| {
+        format!("<div class=\"bad\">wrote them back at {}, because the store had lost them</div>", Utc(at))
+    })
 }
 
 fn push_time(object: &mut Object<'_>, name: &str, at: Option<Timestamp>) {
@@ -386,7 +412,8 @@ mod tests {
     use crate::quota::Quota;
 
     fn settings(revision: u64, hash: u64, since: u64) -> FleetInForce {
-        FleetInForce { revision, hash, since: Timestamp::from_micros(since), read_at: None, error: None }
+        let since = Timestamp::from_micros(since);
+        FleetInForce { revision, hash, since, read_at: None, restored_at: None, error: None }
     }
 
     #[test]
@@ -450,6 +477,26 @@ mod tests {
             let lines: Vec<&str> = lines.map(|(line, _)| line).filter(|line| line.starts_with("since")).collect();
             assert_eq!(lines, in_html, "{html}");
         }
+    }
+
+    #[test]
+    fn page_says_which_process_restored_lost_settings() {
+        let lost =
+            FleetInForce { restored_at: Some(Timestamp::from_micros(5_000_000)), ..settings(7, 0xabc, 3_000_000) };
+        let reports = [lost, settings(7, 0xabc, 3_000_000)].map(|in_force| {
+            let text = ReportSource::default().report(&Stats::new(), &ReportedFleet::of(in_force, &[]));
+            (Arc::from(text), false)
+        });
+        let view = ProcessesView::new(&reports, 2, Timestamp::from_micros(1));
+        let (mut json, mut html) = (String::new(), String::new());
+        view.write_json(&mut json);
+        view.write_html(&mut html).unwrap();
+        assert_eq!(view.restored_at(), Some(Timestamp::from_micros(5_000_000)));
+        assert_eq!(html.matches("wrote them back at 1970-01-01T00:00:05Z").count(), 1, "{html}");
+        let shown: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let mut at = [0, 1].map(|process| shown["processes"][process]["restored_at"].as_str());
+        at.sort_unstable();
+        assert_eq!(at, [None, Some("1970-01-01T00:00:05Z")], "{json}");
     }
 
     #[test]

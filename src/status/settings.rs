@@ -41,6 +41,8 @@ pub(super) struct FleetView {
     pub(super) hash: u64,
     pub(super) since: Timestamp,
     pub(super) read_at: Option<Timestamp>,
+    /// When this process last wrote back settings that the store had lost.
+    pub(super) restored_at: Option<Timestamp>,
     pub(super) error: Option<Arc<str>>,
     pub(super) entries: Vec<FleetRow>,
     /// The last actions of all processes, the latest first.
@@ -114,6 +116,7 @@ impl FleetView {
             hash: in_force.hash,
             since: in_force.since,
             read_at: in_force.read_at,
+            restored_at: in_force.restored_at,
             error: in_force.error,
             entries: entries.iter().map(of_entry).collect(),
             actions: fleet.actions().iter().map(of_action).collect(),

@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "fleet")]
+use crate::base::time::Timestamp;
 use crate::explanation::Explanation;
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
@@ -132,6 +134,13 @@ impl PageView {
         return self.fleet.as_ref().is_some_and(FleetView::can_deny_networks);
         #[cfg(not(feature = "fleet"))]
         false
+    }
+
+    /// Returns when a process last wrote back settings that the store had lost, as far as this process knows.
+    #[cfg(feature = "fleet")]
+    pub(super) fn settings_restored_at(&self) -> Option<Timestamp> {
+        let own = self.fleet.as_ref().and_then(|fleet| fleet.restored_at);
+        own.max(self.processes.as_ref().and_then(ProcessesView::restored_at))
     }
 
     pub(super) fn new(stats: StatsSnapshot, sources: &[(String, Arc<dyn ErasedLayer>)]) -> Self {

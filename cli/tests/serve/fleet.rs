@@ -125,6 +125,34 @@ fn incident_is_handled_in_all_processes_by_one() {
 }
 
 #[test]
+fn lost_settings_are_on_the_page_of_each_server() {
+    let redis = redis_server::Server::start();
+    let servers = [0, 1].map(|_| serve(&["--redis", &redis.url(), "--deadline", "20s"]));
+    servers.iter().for_each(wait_until_ready);
+    let shadow = json!({"kind": "mode", "name": "client", "value": "shadow", "why": "too strict"});
+    assert_eq!(set(&servers[0], &shadow).status, 200);
+    wait_until(|| settings(&servers[1])["revision"] == 1);
+    let json = |server: &Server| get(server.admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
+    assert!(servers.iter().all(|server| json(server)["fleet"]["restored_at"].is_null()));
+    let () = redis::cmd("FLUSHALL").query(&mut redis.connection()).unwrap();
+    // One of them writes the settings back, and its report tells the other.
+    let total = |server: &Server| {
+        let metrics = get(server.admin, "/metrics", &[]).body;
+        let line = metrics.lines().find_map(|line| line.strip_prefix("ratelimit_fleet_restored_total "));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    wait_until(|| servers.iter().map(total).sum::<u64>() == 1);
+    for server in &servers {
+        wait_until(|| json(server)["fleet"]["restored_at"].is_string());
+        let page = || get(server.admin, "/limits", &[OPERATOR]).body;
+        assert!(page().contains("the store had lost the settings for all processes"), "{}", page());
+        // The reports were lost, too, and come again within seconds.
+        wait_until(|| page().contains(">wrote them back at "));
+    }
+    assert!(servers.iter().any(|server| settings(server)["restored_at"].is_string()));
+}
+
+#[test]
 fn server_without_a_store_has_no_settings_and_says_so() {
     let away = format!("redis://127.0.0.1:{}", redis_server::free_port());
     let mut server = serve(&["--redis", &away, "--on-error", "allow"]);

@@ -48,6 +48,7 @@ async fn text_that_the_store_lost_is_put_back() {
         let events = observers.each_ref().map(|observer| lock(&observer.0).clone()).concat();
         assert_eq!(events.iter().filter(|event| **event == FleetEvent::restored(2)).count(), reported, "{events:?}");
         assert!(both.iter().all(|fleet| fleet.in_force().revision == 2));
+        assert!(both.iter().any(|fleet| fleet.in_force().restored_at.is_some()));
         let kept = lock(&text.0).text.clone().unwrap();
         assert!(kept.text.starts_with("tower-ratelimit-fleet 1 2\n"), "{}", kept.text);
     }
