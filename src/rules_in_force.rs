@@ -10,11 +10,13 @@ use crate::base::time::Timestamp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RulesInForce {
-    /// The number of times that the rules were replaced in this process.
+    /// The number of times that the rules were replaced in this process, or made again with other settings of
+    /// operators.
     pub version: u64,
     /// A hash of the rules' text with 48 bits, so that a metric can hold it exactly.
     pub hash: u64,
-    /// The time of the calendar at which the rules came into force.
+    /// The time of the calendar at which the rules with this text came into force. Operators' settings for the rules,
+    /// such as an override, do not change it.
     pub loaded_at: Timestamp,
 }
 

@@ -252,7 +252,7 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     if let Some(rules) = &view.rules {
         let RulesInForce { version, loaded_at, .. } = rules.in_force;
         let refused = if rules.error.is_some() { "; other rules were refused" } else { "" };
-        let label = format!("rules in force, version {version} since {}{refused}", Utc(loaded_at));
+        let label = format!("rules in force since {}, version {version}{refused}", Utc(loaded_at));
         tile(html, hash(rules.in_force.hash), label, rules.error.is_some())?;
     }
     #[cfg(feature = "fleet")]

@@ -348,7 +348,7 @@ async fn rules_of_a_file_are_shown_with_their_version_and_error() {
     assert_eq!(shown["rules"]["hash"], hash.as_str());
     assert!(shown["rules"]["loaded_at"].as_str().unwrap().ends_with('Z'), "{shown}");
     let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
-    assert!(html.contains(&format!("<b>{hash}</b><span>rules in force, version 1 since ")), "{html}");
+    assert!(html.contains(&format!("<b>{hash}</b><span>rules in force since ")), "{html}");
     assert!(html.contains("Rules were refused, and others are in force.") && html.contains("&lt;b&gt;"), "{html}");
 }
 

@@ -1,6 +1,7 @@
 //! Rules of a file whose quotas, modes and texts operators change.
 
 use super::*;
+use crate::clock::{CalendarClock, Clock};
 use crate::event::RulesEvent;
 use crate::key::Key;
 use crate::middleware::charge::access::Access;
@@ -79,6 +80,20 @@ async fn override_is_refused_for_a_key_that_the_rule_never_has() {
     let text = FleetChange::override_quota("client", "192.0.2.9:80", quota).unwrap();
     assert!(fleet.change("alice", "", [unknown.clone()]).await.is_ok());
     assert!(fleet.change("alice", "", [unknown, text]).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_stay_in_force_since_they_were_loaded() {
+    let (_, _, [fleet, _]) = processes().await;
+    let rules = Rules::builder().fleet(&fleet, "rules").read_text(hourly(1)).unwrap();
+    let first = rules.in_force();
+    // The calendar advances by at least a microsecond.
+    while CalendarClock.now() <= first.loaded_at {}
+    fleet.change("alice", "", [FleetChange::mode("a", Mode::Shadow)]).await.unwrap();
+    let with_mode = rules.in_force();
+    assert_eq!((with_mode.version, with_mode.loaded_at), (first.version + 1, first.loaded_at));
+    fleet.change("alice", "", [FleetChange::rules("rules", hourly(2))]).await.unwrap();
+    assert!(rules.in_force().loaded_at > first.loaded_at);
 }
 
 #[tokio::test(start_paused = true)]

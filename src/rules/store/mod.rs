@@ -136,7 +136,7 @@ impl RuleStore {
                 }
                 state.draft(text, wish.reading().is_some())
             };
-            let next = match draft.make(&self.names) {
+            let mut next = match draft.make(&self.names) {
                 Ok(next) => next,
                 Err(error) => return Err(RefusedRules { error, text: draft.text }.into()),
             };
@@ -159,6 +159,10 @@ impl RuleStore {
             let (changes, version) = (next.changes_since(&state.in_force), next.rules.version);
             state.end_error(wish, &draft.text);
             state.take(wish, &draft.text);
+            if next.text.content == state.in_force.text.content {
+                // Only the operators' settings for these rules are new.
+                next.facts.loaded_at = state.in_force.facts.loaded_at;
+            }
             state.in_force = next;
             let (reported, layers) = (state.loaded(changes), state.layers()); // also layers that have come since then
             drop(state);
