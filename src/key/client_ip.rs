@@ -8,6 +8,8 @@ use http::header::{self, HeaderName, HeaderValue};
 use crate::base::head::Head;
 
 use super::forwarded::{ReverseSplit, forwarded_for, node, node_with_port, one_entry, plain_entries, quoted_entries};
+#[cfg(feature = "status")]
+use super::peer::DescribedClient;
 use super::peer::peer_address;
 use super::prefixes::Prefixes;
 use super::proxies::{ENTRIES_MAX, ForwardingHeader, Trust, TrustedProxies};
@@ -129,7 +131,12 @@ impl Client {
 /// Finds the client of a request. Returns `None` if the peer's address is needed and not known.
 fn find_client(proxies: &TrustedProxies, head: &Head<'_>) -> Option<Client> {
     let lines = head.headers.get_all(proxies.header_name());
-    resolve(proxies, peer_address(head), lines.iter().map(HeaderValue::as_bytes))
+    let client = resolve(proxies, peer_address(head), lines.iter().map(HeaderValue::as_bytes))?;
+    #[cfg(feature = "status")]
+    if let (Client::Unnamed(_), Some(DescribedClient(address))) = (client, head.extensions.get()) {
+        return Some(Client::Known(*address));
+    }
+    Some(client)
 }
 
 /// Finds the client from the peer's address and the lines of the header. Returns `None` if the peer's address is needed

@@ -87,6 +87,8 @@ pub use fields::{bearer_token, both, cookie, either, extension, global, header, 
 #[cfg(feature = "axum")]
 pub use paths::matched_route;
 pub use paths::{original_path, original_uri, path};
+#[cfg(feature = "status")]
+pub(crate) use peer::DescribedClient;
 pub use peer::{PeerAddr, peer_address, peer_ip, peer_network};
 pub use prefixes::Prefixes;
 pub use proxies::TrustedProxies;

@@ -22,6 +22,12 @@ use super::prefixes::{Prefixes, canonical};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerAddr(IpAddr);
 
+/// The client of a request that an operator describes. A request from this client comes through the proxies, which the
+/// description need not have.
+#[cfg(feature = "status")]
+#[derive(Clone, Copy)]
+pub(crate) struct DescribedClient(pub(crate) IpAddr);
+
 impl From<IpAddr> for PeerAddr {
     fn from(address: IpAddr) -> Self {
         Self(address)

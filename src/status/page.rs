@@ -104,8 +104,9 @@ use crate::stats::Stats;
 /// page, and a program gets it as plain text. The status is 400 for a form that cannot be read, 403 for a sender who
 /// may not act, 404 for a key that is not listed, and 409 for a token that was used or is too old.
 ///
-/// * A described request has a peer address, headers, and the extensions that the operator [states](Self::extension). A
-///   rule that reads another extension is explained as for a request without that extension.
+/// * A described request has a client, headers, and the extensions that the operator [states](Self::extension). A
+///   rule that reads another extension is explained as for a request without that extension. The client is the peer,
+///   and also the client behind [trusted proxies](crate::key::TrustedProxies), unless a header names another client.
 /// * A form that a browser sends for another site is refused. The page reads `Sec-Fetch-Site` for this or, without
 ///   this header, compares `Origin` with `Host`. Another site may point its own name at this server (DNS rebinding),
 ///   and a browser then treats the site's pages and this page as one site. Therefore a browser can act only if it

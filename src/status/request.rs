@@ -13,7 +13,7 @@ use percent_encoding::percent_decode_str;
 use super::action::ActionKind;
 use super::action::{Act, OWN};
 use crate::base::fields::is_unacceptable;
-use crate::key::PeerAddr;
+use crate::key::{DescribedClient, PeerAddr};
 use crate::mode::Mode;
 
 /// The longest form, in bytes.
@@ -369,6 +369,7 @@ impl ExplainForm {
                 ))
             })?;
             request.extensions.insert(PeerAddr::from(client));
+            request.extensions.insert(DescribedClient(client.to_canonical()));
         }
         for (name, text) in &self.extensions {
             let Some(field) = known.iter().find(|field| field.name == *name) else {

@@ -247,6 +247,24 @@ async fn request_is_explained_and_takes_nothing() {
 }
 
 #[tokio::test]
+async fn described_client_is_the_client_behind_any_proxies() {
+    let networks = key::TrustedProxies::networks(["10.0.0.0/8"]).unwrap();
+    for proxies in [networks, key::TrustedProxies::count(1).unwrap()] {
+        let layer = RateLimitLayer::new(memory(&ManualClock::new()), Quota::per_hour(5), key::client_ip(proxies));
+        let page = StatusPage::new(Stats::new()).layer("api", &layer);
+        for (fields, client) in [
+            ("action=explain&client=192.0.2.1", "192.0.2.1"),
+            ("action=explain&client=10.0.0.9", "10.0.0.9"),
+            ("action=explain&client=10.0.0.9&headers=x-forwarded-for%3A+192.0.2.7", "192.0.2.7"),
+        ] {
+            let (_, shown) = post(&page, fields, "application/json").await;
+            let shown: Value = serde_json::from_str(&shown).unwrap();
+            assert_eq!(shown[0]["explanation"]["rules"][0]["key"], client, "{fields}: {shown}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn wrong_description_is_shown_with_what_is_wrong() {
     let world = World::new();
     let fields = "action=explain&method=PUT&uri=posts%3Cb%3E&client=192.0.2.1";

@@ -75,6 +75,15 @@ fn object(head: &Parts, bytes: &Bytes) -> Result<Map<String, Value>, Wrong> {
     }
 }
 
+/// The sender of a described request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sender {
+    /// An application, which is a trusted peer.
+    Application,
+    /// An operator, who may come from any address.
+    Operator,
+}
+
 /// A described request, with what else its sender wants.
 struct Asked {
     head: Parts,
@@ -84,7 +93,7 @@ struct Asked {
 
 impl Asked {
     /// Reads the fields. An unknown one is an error.
-    fn read(server: &Server, fields: Map<String, Value>, peer: IpAddr, with_hold: bool) -> Result<Self, Wrong> {
+    fn read(server: &Server, fields: Map<String, Value>, mut peer: IpAddr, sender: Sender) -> Result<Self, Wrong> {
         let (mut method, mut path, mut host, mut client, mut domain) = (None, None, None, None, None);
         let (mut hold, mut descriptors, mut headers) = (None, Vec::new(), HeaderMap::new());
         for (name, value) in fields {
@@ -96,7 +105,7 @@ impl Asked {
                 "domain" => domain = Some(text_of(&name, value)?),
                 "headers" => headers = headers_of(value)?,
                 "descriptors" => descriptors = descriptors_of(value)?,
-                "hold_seconds" if with_hold => hold = Some(hold_of(&value)?),
+                "hold_seconds" if sender == Sender::Application => hold = Some(hold_of(&value)?),
                 _ => return Err(wrong(format!("there is no field `{name}`"))),
             }
         }
@@ -105,6 +114,9 @@ impl Asked {
             let address: IpAddr = client.parse().map_err(|_| wrong("`client` is an address, such as 192.0.2.1"))?;
             let value = HeaderValue::try_from(address.to_string()).map_err(|_| wrong("`client` is an address"))?;
             headers.insert(X_FORWARDED_FOR, value);
+            if sender == Sender::Operator {
+                peer = address; // the operator's own address is not believed
+            }
         }
         let method = method.unwrap_or_else(|| "GET".to_owned());
         let host =
@@ -192,7 +204,7 @@ fn hold_of(value: &Value) -> Result<Duration, Wrong> {
 
 /// Decides about a request, and charges it.
 pub(crate) async fn check(server: &Server, fields: Map<String, Value>, peer: IpAddr) -> Result<Value, Wrong> {
-    let asked = Asked::read(server, fields, peer, true)?;
+    let asked = Asked::read(server, fields, peer, Sender::Application)?;
     let layer = asked.layer(server)?;
     let place = match asked.hold {
         None => None,
@@ -302,14 +314,14 @@ pub(crate) fn report(server: &Server, fields: Map<String, Value>) -> Result<Valu
 
 /// Says which rules a request meets.
 pub(crate) async fn explain(server: &Server, fields: Map<String, Value>, peer: IpAddr) -> Result<Value, Wrong> {
-    let asked = Asked::read(server, fields, peer, false)?;
+    let asked = Asked::read(server, fields, peer, Sender::Operator)?;
     let explanation = asked.layer(server)?.explain(&asked.head).await;
     serde_json::from_str(&explanation.to_json()).map_err(|error| wrong(error.to_string()))
 }
 
 /// Forgets what the keys of a request have used. Returns the keys.
 pub(crate) async fn reset(server: &Server, fields: Map<String, Value>, peer: IpAddr) -> Result<Vec<Key>, Wrong> {
-    let asked = Asked::read(server, fields, peer, false)?;
+    let asked = Asked::read(server, fields, peer, Sender::Operator)?;
     let layer = asked.layer(server)?;
     let explanation = layer.explain(&asked.head).await;
     let mut keys: Vec<_> = explanation.rules().iter().filter_map(|rule| rule.key()).cloned().collect();

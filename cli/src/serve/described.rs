@@ -26,7 +26,7 @@ pub(crate) struct Described {
     pub(crate) length: Option<HeaderValue>,
     /// The other headers.
     pub(crate) headers: HeaderMap,
-    /// The trusted peer that describes it. Its `X-Forwarded-For` is believed.
+    /// The peer that describes it. Its `X-Forwarded-For` is believed if it is trusted.
     pub(crate) peer: IpAddr,
 }
 

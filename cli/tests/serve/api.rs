@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::health::client;
-use crate::http::{Answer, get, post_json};
+use crate::http::{Answer, get, post_json, send};
 use crate::python;
 use crate::server::{Folder, Server, rules};
 
@@ -258,6 +258,27 @@ fn operator_explains_and_resets() {
     for secret in ["SECRET", "203.0.113.9"] {
         assert!(!line.to_string().contains(secret), "{line}");
     }
+}
+
+/// The operator's own address is not trusted here, and the client may be a proxy that is.
+#[test]
+fn page_and_interface_explain_the_client_alike() {
+    let rules = "{access: {deny: [198.51.100.0/24]}, rules: [{name: a, quota: 2 per hour, key: client-ip}]}";
+    let api = Api::start(rules, &["--trust", "10.0.0.0/8"]);
+    let on_page = |client: &str| {
+        let form = ("Content-Type", "application/x-www-form-urlencoded");
+        let headers = [("Authorization", "Bearer 0123456789abcdef"), ("Accept", "application/json"), form];
+        let fields = format!("action=explain&uri=%2F&client={client}");
+        send(api.server.admin, "POST", "/limits", &headers, &fields).json()[0]["explanation"].clone()
+    };
+    for client in ["203.0.113.9", "10.0.0.9"] {
+        let explained = api.post("/v1/explain", &json!({ "client": client })).json();
+        assert_eq!(explained["rules"][0]["key"], client, "{explained}");
+        assert_eq!(explained["rules"], on_page(client)["rules"]);
+    }
+    let denied = api.post("/v1/explain", &json!({"client": "198.51.100.7"})).json();
+    assert_eq!((&denied["outcome"], &denied["network"]), (&json!("denied"), &json!("198.51.100.0/24")));
+    assert_eq!(denied, on_page("198.51.100.7"));
 }
 
 #[test]
