@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use crate::base::json::{Object, push_string};
 use crate::base::time::Humane;
 use crate::base::wait::Wait;
@@ -74,6 +76,7 @@ pub struct Explanation {
     rules: Vec<RuleExplanation>,
     failure: Option<String>,
     line_wait: Option<Duration>,
+    network: Option<IpNet>,
 }
 
 /// The explanation of one rule: whether and how it charges a request.
@@ -94,7 +97,12 @@ pub struct RuleExplanation {
 
 impl Explanation {
     pub(crate) fn new(outcome: Outcome, rules: Vec<RuleExplanation>, failure: Option<String>) -> Self {
-        Self { outcome, rules, failure, line_wait: None }
+        Self { outcome, rules, failure, line_wait: None, network: None }
+    }
+
+    /// Adds the network whose entry in an access list decides, if it is a network.
+    pub(crate) fn decided_by(self, network: Option<IpNet>) -> Self {
+        Self { network, ..self }
     }
 
     /// Adds the longest time for which the request would wait in line, if it would wait.
@@ -109,6 +117,13 @@ impl Explanation {
     #[must_use]
     pub fn wait_in_line(&self) -> Option<Duration> {
         self.line_wait
+    }
+
+    /// Returns the network, such as `203.0.113.0/24`, if an access list allows or denies the request by its entry for
+    /// this network.
+    #[must_use]
+    pub fn network(&self) -> Option<String> {
+        self.network.map(|network| network.to_string())
     }
 
     /// Returns whether the request would reach a service: the inner service or the
@@ -190,6 +205,7 @@ impl Explanation {
     /// | `delay_us` | the microseconds that the request would wait for its departure |
     /// | `line_wait_us` | the microseconds for which the request would wait in line at most, or `null` |
     /// | `failure` | the limiter's error, or `null` |
+    /// | `network` | the [network](Self::network) whose entry in an access list decides, or `null` |
     /// | `rules` | an object for each rule, in the order of the rules |
     ///
     /// A rule:
@@ -224,6 +240,7 @@ impl Explanation {
         object.micros("delay_us", Some(self.outcome.delay()));
         object.micros("line_wait_us", self.wait_in_line());
         object.text_or_null("failure", self.failure());
+        object.text_or_null("network", self.network().as_deref());
         object.list("rules", &self.rules, |json, rule| rule.write_json(json));
         object.end();
         json
@@ -381,6 +398,9 @@ impl fmt::Display for Explanation {
             Wait::Unknown => f.write_str("; it is not known when the same request would pass")?,
             Wait::After(wait) => write!(f, "; the same request would pass in {}", Humane(wait))?,
             Wait::Never => f.write_str("; no wait helps")?,
+        }
+        if let Some(network) = self.network {
+            write!(f, "; an access list {} {network}", if self.passes() { "allows" } else { "denies" })?;
         }
         if let Some(failure) = &self.failure {
             write!(f, "; the limiter failed: {failure}")?;

@@ -190,9 +190,11 @@ fn descriptors_are_given_for_envoys_form() {
 #[test]
 fn access_list_decides() {
     let text = explain(&["--client", "203.0.113.7", "--key=tenant=7"]);
-    assert!(text.contains("\nrefused: denied\nclient: is not asked: an access list decides\n"), "{text}");
+    let said =
+        "\nrefused: denied; an access list denies 203.0.113.7/32\nclient: is not asked: an access list decides\n";
+    assert!(text.contains(said), "{text}");
     let text = explain(&["--client", "10.1.2.3", "--key=tenant=7"]);
-    assert!(text.contains("\npasses: exempt\n"), "{text}");
+    assert!(text.contains("\npasses: exempt; an access list allows 10.0.0.0/8\n"), "{text}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::access::deciding_network;
 use super::bypass::Bypass;
 use crate::base::head::Head;
 use crate::error::WithSources;
@@ -68,8 +69,11 @@ impl Ticket {
                 rule.statuses.extend(status.cloned());
             }
         }
+        let is_listed = |(_, rule): &(usize, RuleExplanation)| rule.not_charged == Some(NotCharged::AccessList);
+        let network = rules.iter().any(is_listed).then(|| deciding_network(&layer.settings.access, head)).flatten();
         let rules = rules.into_iter().map(|(_, rule)| rule).collect();
-        Explanation::new(outcome, rules, failure.map(|(error, _)| error)).waiting_in_line(line_wait)
+        let explanation = Explanation::new(outcome, rules, failure.map(|(error, _)| error));
+        explanation.waiting_in_line(line_wait).decided_by(network)
     }
 
     /// Collects the charges, and returns each rule's index with its explanation. If a rule is charged under
