@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fmt::{self, Write as _};
+use std::net::IpAddr;
 
 use super::action::{OWN, OperatorAction};
 use super::keys::recent_of_explained;
@@ -111,8 +112,17 @@ fn own_quota(html: &mut String, view: &PageView, form: &ExplainForm, layer: &Exp
     if view.can_deny_networks() {
         html.push_str(
             "<p class=\"wide\">To deny a client under all rules, set its address to <b>deny</b> as a <b>network</b> in the \
-             <a href=\"#settings\">settings for all processes</a>. This form acts under one rule.</p>",
+             <a href=\"#settings\">settings for all processes</a>. This form acts under one rule.",
         );
+        let is_address = |name: &str| name.parse::<IpAddr>().is_ok();
+        let shows_address = layer.states.states.iter().any(|state| state.shown.name.as_deref().is_some_and(is_address));
+        if form.fingerprint.is_some() && !shows_address {
+            html.push_str(
+                " This page hides the address: take it from the log of your proxy, or let the page show addresses \
+                 (<code>serve --reveal addresses</code>, or <code>StatsBuilder::reveal</code> in a program).",
+            );
+        }
+        html.push_str("</p>");
     }
     html.push_str("<label class=\"wide\">under<select name=\"policy\">");
     for name in &layer.overridable {

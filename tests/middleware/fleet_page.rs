@@ -428,6 +428,7 @@ async fn key_is_denied_on_its_page_for_a_time() {
         assert!(page.contains(part), "{part}: {page}");
     }
     assert!(!page.contains("<option value=\"pair\">"), "its quotas cannot be overridden: {page}");
+    assert!(!page.contains("hides the address"), "the operator stated the request: {page}");
     let (_, page) = world.send(0, "", "text/html", Some(explain)).await;
     assert!(!page.contains("Deny the key"), "{page}");
     let token = async || world.post(0, "alice", explain).await.1[0]["token"].as_str().unwrap().to_owned();
@@ -466,6 +467,8 @@ async fn key_is_denied_on_its_page_for_a_time() {
     let listed = shown["most_limited"].as_array().unwrap().iter().map(|key| key["fingerprint"].as_str().unwrap());
     for fingerprint in listed {
         let explain = format!("action=explain&fingerprint={fingerprint}");
+        let (_, page) = world.send(0, "alice", "text/html", Some(&explain)).await;
+        assert!(page.contains("This page hides the address: take it from the log of your proxy"), "{page}");
         let (_, explained) = world.post(0, "alice", &explain).await;
         let token = explained[0]["token"].as_str();
         let fields = format!("action=set&token={}&{deny}", token.unwrap_or_else(|| panic!("{explained}")));
