@@ -142,11 +142,17 @@ pub struct FleetChange {
     pub(super) value: Option<Arc<str>>,
     pub(super) lasting: Option<Duration>,
     pub(super) seen: Option<u64>,
+    /// The words that are kept before the reason that the author gives.
+    pub(super) note: Option<Box<str>>,
 }
 
 impl FleetChange {
     fn new(target: FleetTarget, value: &impl fmt::Display) -> Self {
-        Self { target, value: Some(value.to_string().into()), lasting: None, seen: None }
+        Self::of(target, Some(value.to_string().into()))
+    }
+
+    pub(super) fn of(target: FleetTarget, value: Option<Arc<str>>) -> Self {
+        Self { target, value, lasting: None, seen: None, note: None }
     }
 
     /// Sets a mode.
@@ -205,7 +211,7 @@ impl FleetChange {
     /// force again.
     #[must_use]
     pub fn end(target: FleetTarget) -> Self {
-        Self { target, value: None, lasting: None, seen: None }
+        Self::of(target, None)
     }
 
     /// Makes a change from texts that a form or a program sent. `subject` is the network or the key. If the target is
@@ -234,13 +240,13 @@ impl FleetChange {
                 Err(_) => FleetTarget::of_key(kind, name, key)?,
             },
         };
-        Ok(Self { target, value: value.map(Into::into), lasting: None, seen: None })
+        Ok(Self::of(target, value.map(Into::into)))
     }
 
     /// Makes a change of a known target. Without a value, the change ends the target's entry.
     #[cfg(feature = "status")]
     pub(crate) fn of_target(target: FleetTarget, value: Option<&str>) -> Self {
-        Self { target, value: value.map(Into::into), lasting: None, seen: None }
+        Self::of(target, value.map(Into::into))
     }
 
     /// Returns the network that the change denies, if it does.

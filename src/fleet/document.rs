@@ -177,11 +177,11 @@ impl FleetDocument {
         next.revision += u64::from(!changes.is_empty()); // without a change only the secret is new
         next.secret.get_or_insert(author.secret);
         next.entries.retain(|_, entry| entry.holds(author.at));
-        let (by, why) = (kept(author.by), kept(author.why));
+        let by = kept(author.by);
         let first_kept = changes.len().saturating_sub(ACTIONS_MAX);
         for (number, change) in changes.iter().enumerate() {
             self.refuse_unseen(change)?;
-            let FleetChange { target, value, lasting, .. } = change;
+            let FleetChange { target, value, lasting, note, .. } = change;
             if value.is_none() && !next.entries.contains_key(target) {
                 let FleetTarget { kind, name, .. } = target;
                 let message = format!("there is nothing to end: no such `{kind}` of the name `{name}` is set");
@@ -192,7 +192,11 @@ impl FleetDocument {
                 tag: author.tag,
                 at: author.at,
                 by: Arc::clone(&by),
-                why: Arc::clone(&why),
+                why: match note {
+                    Some(note) if author.why.trim().is_empty() => kept(note),
+                    Some(note) => kept(&format!("{note}: {}", author.why)),
+                    None => kept(author.why),
+                },
                 target: target.clone(),
                 value: None,
                 until: lasting.map(|lasting| author.at.saturating_add(lasting)),
@@ -303,7 +307,12 @@ pub(super) fn rollback(
     let entry = |kind| document.entries.get(&FleetTarget::new(kind, name)).map(Arc::clone);
     let former = entry(FleetKind::FormerRules);
     let value = former.as_ref().map(|entry| Arc::clone(&entry.value));
-    let change = FleetChange { target: FleetTarget::new(FleetKind::Rules, name), value, lasting: None, seen };
+    let note = match &former {
+        Some(former) => format!("rolled back to revision {}", former.revision),
+        None => "rolled back to the rules of each process's own file".to_owned(),
+    };
+    let change = FleetChange::of(FleetTarget::new(FleetKind::Rules, name), value);
+    let change = FleetChange { seen, note: Some(note.into()), ..change };
     document.refuse_unseen(&change)?;
     if let Some(undone) = entry(FleetKind::UndoneRules) {
         let FleetEntry { by, revision, .. } = &*undone;

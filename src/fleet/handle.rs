@@ -220,6 +220,9 @@ impl Fleet {
     /// [`UndoneRules`](FleetKind::UndoneRules). To restore it, push it again. A push of the text that a rollback would
     /// restore counts as a rollback.
     ///
+    /// Before `why`, the store keeps the words `rolled back to revision 3`, so that the history tells a rollback from a
+    /// push.
+    ///
     /// The rollback fails, too, if the rules were changed after the revision `seen`.
     ///
     /// # Errors

@@ -20,6 +20,9 @@ const TRIES: usize = 50;
 /// The longest time of all tries of a change together.
 const CHANGE: Duration = Duration::from_secs(10);
 
+/// The advice for an operator if it is unknown whether a change was made.
+const LOOK_FIRST: &str = "look at the settings before you make it again";
+
 /// Makes changes on a document.
 pub(super) trait MakeChanges:
     Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sync + 'static
@@ -63,7 +66,9 @@ impl FleetShared {
                 return Ok(revision);
             }
             if tries.unanswered.iter().any(|swap| document.has_displaced(swap.revision)) {
-                let message = "it is unknown whether the change was made, because others made many changes since";
+                let message = format!(
+                    "it is unknown whether the change was made, because others made many changes since: {LOOK_FIRST}"
+                );
                 return Err(FleetError::new(FleetErrorKind::Unavailable, message));
             }
             let long = || (u128::from(random::secret()) << 64) | u128::from(random::secret());
@@ -139,13 +144,16 @@ impl ChangeTries {
     /// Returns the error of a change whose time is over.
     fn into_error(self) -> FleetError {
         if let Some(revision) = self.made {
-            let message = format!("revision {revision} was made, but is not in force in this process yet");
+            let message = format!(
+                "revision {revision} was made, but is not in force in this process yet: do not make the change again. \
+                 Each process takes the revision within seconds after the store answers it"
+            );
             return FleetError::new(FleetErrorKind::Unavailable, message);
         }
         let message = if self.unanswered.is_empty() {
             format!("nothing was changed within {CHANGE:?}")
         } else {
-            format!("after {CHANGE:?} it is still unknown whether the change was made")
+            format!("after {CHANGE:?} it is still unknown whether the change was made: {LOOK_FIRST}")
         };
         let error = FleetError::new(FleetErrorKind::Unavailable, message);
         match self.failure {

@@ -135,7 +135,11 @@ impl KnownFleet {
 /// calls the application. On a worker thread, a text of 900 kB would delay other tasks.
 pub(super) async fn aside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, FleetError> {
     tokio::task::spawn_blocking(run).await.map_err(|error| {
-        FleetError::new(FleetErrorKind::Unavailable, "the call was cut off, and may have taken effect").caused_by(error)
+        FleetError::new(
+            FleetErrorKind::Unavailable,
+            "the call was cut off, and may have taken effect: look at the settings before you make a change again",
+        )
+        .caused_by(error)
     })
 }
 

@@ -33,7 +33,7 @@ impl PushedChanges {
         let is_former = |other: &&FleetEntry| other.target.is_former_rules(target.name());
         let (old, before) = match entries.iter().find(is_former) {
             Some(FleetEntry { value, by, revision, .. }) => {
-                (value.as_bytes().into(), format!("the rules that {by} pushed in revision {revision}"))
+                (value.as_bytes().into(), format!("the rules that {by} put in force in revision {revision}"))
             }
             None => (fleet.own_rules(target.name())?, "this process's own rules".to_owned()),
         };

@@ -205,11 +205,11 @@ async fn page_says_what_pushed_rules_change() {
     assert!(page.contains("1 change of this process&#39;s own rules"), "{page}");
     assert!(page.contains("<li>stricter <span class=\"name\">&lt;login&gt;</span>"), "{page}");
     push(text(3) + "\n# a comment").await;
-    assert_eq!(shown().await, ("the rules that bob pushed in revision 1".to_owned(), serde_json::json!([])));
-    assert!(html().await.contains("the same as the rules that bob pushed in revision 1"));
+    assert_eq!(shown().await, ("the rules that bob put in force in revision 1".to_owned(), serde_json::json!([])));
+    assert!(html().await.contains("the same as the rules that bob put in force in revision 1"));
     drop(rules);
     push(format!("{}\n# {}", text(4), "a".repeat(70_000))).await;
-    assert_eq!(shown().await, ("the rules that bob pushed in revision 2".to_owned(), Value::Null));
+    assert_eq!(shown().await, ("the rules that bob put in force in revision 2".to_owned(), Value::Null));
     assert!(html().await.contains("too long to be compared here"));
     // Nothing is known of the rules of other programs.
     world.fleet.change("bob", "", [FleetChange::rules("other", text(1))]).await.unwrap();
@@ -279,7 +279,7 @@ async fn page_offers_a_rollback_only_after_a_push() {
     assert_eq!(world.post(0, "alice", rollback).await.0, StatusCode::OK);
     let (_, page) = world.send(0, "alice", "text/html", None).await;
     assert!(!page.contains("value=\"rollback\"") && page.contains("undone-rules"), "{page}");
-    assert!(page.contains("1 change of the rules that bob pushed in revision 2"), "{page}");
+    assert!(page.contains("1 change of the rules that bob put in force in revision 2"), "{page}");
     let (status, refused) = world.post(0, "alice", rollback).await;
     assert_eq!(status, StatusCode::CONFLICT);
     let error = refused["actions"][0]["error"].as_str().unwrap();

@@ -53,8 +53,8 @@ impl Fields {
     }
 }
 
-/// Sets or ends something in all processes. Returns the revision, and a warning if the key or the network may be
-/// mistyped.
+/// Sets or ends something in all processes. Returns the revision, a warning if the key or the network may be
+/// mistyped, and what is in force now if pushed rules ended.
 pub(crate) async fn change(
     fleet: &Fleet,
     page: &StatusPage,
@@ -73,6 +73,7 @@ pub(crate) async fn change(
             "a server has no `{kind}`, so another program set it: end it there, or on the status page"
         )));
     }
+    let is_end = fields.value.is_none();
     let change = FleetChange::of_text(kind, &name, fields.subject.as_deref(), fields.value.as_deref());
     let mut change = change.map_err(failed)?;
     if let Some(lasting) = fields.lasting {
@@ -83,10 +84,17 @@ pub(crate) async fn change(
     }
     let warning = page.check_key(&change).await.map_err(failed)?;
     let revision = fleet.change(&operator.0, &why, [change]).await.map_err(failed)?;
-    Ok(match warning {
-        Some(warning) => json!({ "revision": revision, "warning": warning }),
-        None => json!({ "revision": revision }),
-    })
+    let mut answer = Map::new();
+    answer.insert("revision".to_owned(), revision.into());
+    answer.extend(warning.map(|warning| ("warning".to_owned(), warning.into())));
+    if kind == FleetKind::Rules && is_end {
+        let message = format!(
+            "each server uses the rules of its own file again. The ended rules are kept as `undone-rules` of `{name}`: \
+             push them to restore them"
+        );
+        answer.insert("message".to_owned(), message.into());
+    }
+    Ok(answer.into())
 }
 
 /// Puts the rules from before the last push in force in all processes. Returns the revision, and the origin of these

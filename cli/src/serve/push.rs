@@ -141,11 +141,12 @@ pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, Str
             let revision = fleet.change(&by, why, [change]).await.map_err(with_causes)?;
             let before = fleet.entries().into_iter().find(|entry| entry.target.is_former_rules(&name));
             let (instead, changes) = match (same, before) {
-                (Some(same), _) => {
-                    (format!("which are those that {} pushed in revision {}", same.by, same.revision), String::new())
-                }
+                (Some(same), _) => (
+                    format!("which are those that {} put in force in revision {}", same.by, same.revision),
+                    String::new(),
+                ),
                 (None, Some(before)) => (
-                    format!("instead of those that {} pushed in revision {}", before.by, before.revision),
+                    format!("instead of those that {} put in force in revision {}", before.by, before.revision),
                     changes_of(&before.value, &text),
                 ),
                 (None, None) => {

@@ -232,7 +232,7 @@ fn push_and_rollback_say_which_rules_they_replace() {
     assert!(
         code == Some(0)
             && said.contains(
-                "instead of those that alice (unverified) pushed in revision 1\nlooser    client: `quota` was"
+                "instead of those that alice (unverified) put in force in revision 1\nlooser    client: `quota` was"
             ),
         "{said}"
     );
@@ -265,16 +265,23 @@ fn push_and_rollback_say_which_rules_they_replace() {
     assert!(undone["value"].as_str().unwrap().contains("8 per day"), "{undone}");
     let (code, said) = push("bob", 9, "3");
     assert!(
-        code == Some(0) && said.contains("instead of those that carol (unverified) pushed in revision 3"),
+        code == Some(0) && said.contains("instead of those that carol (unverified) put in force in revision 3"),
         "{said}"
     );
     let (code, said) = push("bob", 9, "4");
-    assert!(code == Some(0) && said.contains("which are those that bob (unverified) pushed in revision 4"), "{said}");
+    assert!(
+        code == Some(0) && said.contains("which are those that bob (unverified) put in force in revision 4"),
+        "{said}"
+    );
     wait_until(|| settings(&server)["revision"] == 5);
-    let restored = json!({"by": "carol (unverified)", "why": "", "revision": 3});
+    let restored = json!({"by": "carol (unverified)", "why": "rolled back to revision 1", "revision": 3});
     assert_eq!(over_http(5).json(), json!({"revision": 6, "restored": restored}));
     let own = json!({"kind": "rules", "name": "rules", "why": ""});
-    assert_eq!(set(&server, &own).status, 200);
+    let ended = set(&server, &own).json();
+    assert!(
+        ended["message"].as_str().unwrap().starts_with("each server uses the rules of its own file again"),
+        "{ended}"
+    );
     let nothing = set(&server, &own);
     assert!(nothing.status == 409 && nothing.body.contains("nothing to end"), "{nothing:?}");
     let ended = over_http(7);

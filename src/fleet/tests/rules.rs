@@ -144,6 +144,8 @@ async fn pushed_rules_are_in_force_until_they_are_rolled_back() {
     assert_eq!((done.revision, restored.revision, &*restored.by), (3, 1, "alice"));
     second().await;
     assert_eq!(limits(), [2, 2]);
+    let why = |fleet: &Fleet| fleet.actions()[0].why.to_string();
+    assert_eq!(why(&fleets[0]), "rolled back to revision 1: it was worse");
     let own = FleetChange::of_text(FleetKind::Rules, "rules", None, None).unwrap();
     fleets[1].change("bob", "", [own]).await.unwrap();
     second().await;
