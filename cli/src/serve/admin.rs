@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, WWW_AUTHENTICATE};
 use http::uri::Authority;
@@ -49,7 +50,7 @@ pub(super) async fn answer(server: &Arc<Server>, peer: IpAddr, mut request: Requ
     }
     match request.uri().path() {
         "/metrics" => {
-            let mut response = Response::new(body(server.stats.to_prometheus()));
+            let mut response = Response::new(body(server.stats.to_prometheus() + &own_metrics(server)));
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(Stats::CONTENT_TYPE));
             return response;
         }
@@ -59,7 +60,9 @@ pub(super) async fn answer(server: &Arc<Server>, peer: IpAddr, mut request: Requ
     let operator = server.operators.as_ref().and_then(|operators| operators.who(request.headers()));
     if server.operators.is_some() && operator.is_none() {
         if request.headers().contains_key(AUTHORIZATION) {
-            server.log_sometimes("unauthorized", &format!("{peer} sent a wrong name or token"));
+            let count = server.unauthorized.fetch_add(1, Ordering::Relaxed) + 1;
+            let message = format!("{peer} sent a wrong name or token; {count} such requests came since the start");
+            server.log_rarely("unauthorized", &message);
         }
         let mut response = text(StatusCode::UNAUTHORIZED, "this is for operators: send your name and token");
         let asks = HeaderValue::from_static("Basic realm=\"tower-ratelimit\", charset=\"UTF-8\"");
@@ -82,6 +85,12 @@ pub(super) async fn answer(server: &Arc<Server>, peer: IpAddr, mut request: Requ
         "/v1/explain" | "/v1/reset" => act(server, peer, operator.as_ref(), request).await,
         _ => api::not_found(),
     }
+}
+
+/// Returns the metrics that only the server has.
+fn own_metrics(server: &Server) -> String {
+    let (name, count) = ("ratelimit_operators_unauthorized_total", server.unauthorized.load(Ordering::Relaxed));
+    format!("# HELP {name} Requests to --admin with a wrong name or token.\n# TYPE {name} counter\n{name} {count}\n")
 }
 
 /// Returns whether a request was sent to an address, `localhost`, or a name that the settings list. A foreign site

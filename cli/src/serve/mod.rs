@@ -40,6 +40,7 @@ mod store;
 mod time;
 mod uri;
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -104,6 +105,7 @@ async fn serve(options: &Options) -> Result<(), Failure> {
         operators,
         admin_hosts: options.admin_hosts.clone(),
         health: Health::new(store, phase.clone(), options.on_error),
+        unauthorized: AtomicU64::new(0),
         noted: Mutex::default(),
     });
     for (_, layer) in server.limits.layers() {

@@ -346,7 +346,11 @@ fn stranger_at_the_operators_address_learns_nothing() {
     }
     let line = server.wait_for_line(|line| line["event"] == "unauthorized");
     assert!(line["message"].as_str().unwrap().contains("127.0.0.1 sent a wrong name or token"), "{line}");
-    for line in server.lines() {
+    let metrics = get(server.admin, "/metrics", &[]).body;
+    assert!(metrics.ends_with("\nratelimit_operators_unauthorized_total 5\n"), "{metrics}");
+    let lines = server.lines();
+    assert_eq!(lines.iter().filter(|line| line["event"] == "unauthorized").count(), 1, "once in a minute");
+    for line in lines {
         assert!(!line.to_string().contains("0123456789abcde"), "no token is in the log: {line}");
         assert!(!line.to_string().contains("secret-of-redis"), "no password is in the log: {line}");
     }
