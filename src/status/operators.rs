@@ -26,6 +26,10 @@ const OFFERS_MAX: usize = 1_000;
 /// The maximum number of actions that the page lists.
 const DONE_MAX: usize = 100;
 
+/// The maximum length of a typed key that is remembered, in bytes.
+#[cfg(feature = "fleet")]
+const TYPED_MAX: usize = 512;
+
 /// The maximum length of an operator's name, in bytes.
 const OPERATOR_MAX: usize = 128;
 
@@ -47,6 +51,18 @@ pub(super) struct Operators {
     offers: Mutex<Offers>,
     /// The actions that were taken, the latest first.
     done: Mutex<VecDeque<OperatorAction>>,
+    /// The keys that operators typed into settings and that may be mistyped, the latest last.
+    #[cfg(feature = "fleet")]
+    typed: Mutex<VecDeque<TypedKey>>,
+}
+
+/// A key that may be mistyped. Only the operator who typed it sees it, because keys may be secrets.
+#[cfg(feature = "fleet")]
+pub(super) struct TypedKey {
+    operator: Box<str>,
+    /// The name of the entry in forms.
+    entry: String,
+    text: Box<str>,
 }
 
 #[derive(Default)]
@@ -112,6 +128,8 @@ impl Operators {
             random: RandomState::new(),
             offers: Mutex::default(),
             done: Mutex::default(),
+            #[cfg(feature = "fleet")]
+            typed: Mutex::default(),
         }
     }
 
@@ -196,6 +214,25 @@ impl Operators {
     /// Returns the last actions, the latest first.
     pub(super) fn done(&self) -> Vec<OperatorAction> {
         lock(&self.done).iter().cloned().collect()
+    }
+
+    /// Remembers a key that an operator typed into the setting with this entry.
+    #[cfg(feature = "fleet")]
+    pub(super) fn note_typed(&self, operator: &str, entry: String, text: &str) {
+        let mut typed = lock(&self.typed);
+        typed.retain(|known| known.entry != entry);
+        typed.push_back(TypedKey { operator: operator.into(), entry, text: cut(text, TYPED_MAX).into() });
+        if typed.len() > DONE_MAX {
+            typed.pop_front();
+        }
+    }
+
+    /// Returns the key that this operator typed into the setting with this entry.
+    #[cfg(feature = "fleet")]
+    pub(super) fn typed_by(&self, operator: &str, entry: &str) -> Option<Box<str>> {
+        let typed = lock(&self.typed);
+        let is_it = |known: &&TypedKey| *known.operator == *operator && known.entry == entry;
+        typed.iter().find(is_it).map(|known| known.text.clone())
     }
 
     /// Begins an action. The action is reported when it has ended, even if it is cut off.

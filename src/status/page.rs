@@ -501,6 +501,14 @@ impl PageContent {
         view.extensions = self.extensions.iter().map(|field| field.name.clone()).collect();
         view.switches = self.switches.iter().map(|(name, switch)| (name.clone(), switch.get())).collect();
         match self.acting(parts) {
+            #[cfg(feature = "fleet")]
+            Ok((operators, operator)) => {
+                if let Some(fleet) = &mut view.fleet {
+                    fleet.show_typed(operators, &operator);
+                }
+                view.operator = Some(operator);
+            }
+            #[cfg(not(feature = "fleet"))]
             Ok((_, operator)) => view.operator = Some(operator),
             Err((_, message)) if self.operators.as_ref().is_some_and(|operators| operators.who(parts).is_some()) => {
                 view.wrong = Some(message.into_owned());

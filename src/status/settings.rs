@@ -69,6 +69,8 @@ pub(super) struct FleetRow {
     pub(super) kind: FleetKind,
     pub(super) name: String,
     pub(super) subject: String,
+    /// The key, if the operator who looks at the page typed it here, and it may be mistyped.
+    typed: Option<Box<str>>,
     /// The value, or `None` if the entry was ended.
     pub(super) value: Option<String>,
     pub(super) until: Option<Timestamp>,
@@ -90,6 +92,7 @@ impl FleetView {
             kind: target.kind(),
             name: target.name().to_owned(),
             subject: shown_subject(target, stats),
+            typed: None,
             value: value.map(|value| shown_value(target, value)),
             until,
             at,
@@ -121,6 +124,13 @@ impl FleetView {
             entries: entries.iter().map(of_entry).collect(),
             actions: fleet.actions().iter().map(of_action).collect(),
             settable: fleet.settable(),
+        }
+    }
+
+    /// Shows to an operator the keys that the operator typed and that may be mistyped.
+    pub(super) fn show_typed(&mut self, operators: &Operators, operator: &str) {
+        for row in &mut self.entries {
+            row.typed = operators.typed_by(operator, &row.entry);
         }
     }
 
@@ -231,8 +241,15 @@ impl<'a> SettingRequest<'a> {
             ActionKind::Rollback => Err(FleetError::new(FleetErrorKind::Invalid, "only rules are rolled back")),
             _ if is_checked => match check_key(fleet, stats, sources, &change).await {
                 Ok(warning) => {
+                    let typed = change.target().clone();
+                    // A key in an access list may be a real one that has leaked.
+                    let may_be_mistyped = warning.is_some() && matches!(kind, FleetKind::Override | FleetKind::Plan);
                     underway.warn(warning);
-                    fleet.change(operator, why, [change]).await
+                    let done = fleet.change(operator, why, [change]).await;
+                    if may_be_mistyped && done.is_ok() {
+                        operators.note_typed(operator, entry_id(fleet.secret(), &typed), form.subject.trim());
+                    }
+                    done
                 }
                 Err(error) => Err(error),
             },
@@ -491,14 +508,20 @@ struct ShownSetting<'a>(&'a FleetRow);
 
 impl fmt::Display for ShownSetting<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FleetRow { kind, name, subject, .. } = self.0;
+        let FleetRow { kind, name, subject, typed, .. } = self.0;
         write!(f, "{kind} <span class=\"name\">{}</span>", HtmlText(name))?;
         if self.0.names_no_rule == Some(true) {
             let what =
                 if *kind == FleetKind::Rules { "no rules of this process have" } else { "no rule of this process has" };
             write!(f, "<div class=\"bad\">{what} this name</div>")?;
         }
-        if subject.is_empty() { Ok(()) } else { write!(f, "<div class=\"quota\">{}</div>", HtmlText(subject)) }
+        if !subject.is_empty() {
+            write!(f, "<div class=\"quota\">{}</div>", HtmlText(subject))?;
+        }
+        match typed {
+            Some(typed) => write!(f, "<div class=\"quota\">you typed {}</div>", HtmlText(typed)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -357,6 +357,13 @@ async fn setting_for_a_key_that_nobody_used_has_a_warning() {
     assert_eq!(status, StatusCode::OK);
     assert!(page.contains("<b>Done, with a warning.</b>"), "{page}");
     assert_eq!(page.matches("nothing is counted for this key").count(), 5, "also in the list of actions: {page}");
+    // Only the operator who typed a key that may be mistyped sees it again.
+    for (operator, typed) in [("alice", ["acmee", "acne"].as_slice()), ("bob", &[]), ("", &[])] {
+        let (_, page) = world.send(0, operator, "text/html", None).await;
+        for key in ["acme", "acmee", "acne"] {
+            assert_eq!(page.contains(&format!(">you typed {key}<")), typed.contains(&key), "{operator} {key}: {page}");
+        }
+    }
     let ended = "action=end&setting=override+customer&subject=acne&why=over";
     assert!(world.post(0, "alice", ended).await.1["actions"][0]["warning"].is_null());
 }
