@@ -72,6 +72,10 @@ impl Fleet {
     /// Returns an error if the file cannot be read, or if there is no Tokio runtime.
     pub async fn in_file(path: impl AsRef<Path>) -> Result<Self, FleetError> {
         let fleet = Self::over(Arc::new(FileText::new(path.as_ref().to_owned())), Arc::new(CalendarClock)).await?;
+        #[cfg(feature = "status")]
+        {
+            lock(&fleet.0.state).is_in_file = true;
+        }
         match fleet.in_force().error {
             Some(error) => Err(FleetError::new(FleetErrorKind::Unavailable, &*error)),
             None => Ok(fleet),
@@ -251,6 +255,12 @@ impl Fleet {
     #[cfg(feature = "status")]
     pub(crate) fn report_by(&self, make: impl Fn(&ReportedFleet) -> String + Send + Sync + 'static) {
         lock(&self.0.state).reporter = Some(Arc::new(Reporter::new(make)));
+    }
+
+    /// Returns whether the settings are in a file, which no other process uses.
+    #[cfg(feature = "status")]
+    pub(crate) fn is_in_file(&self) -> bool {
+        lock(&self.0.state).is_in_file
     }
 
     /// Returns the last reports of all processes.

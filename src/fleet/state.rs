@@ -65,6 +65,9 @@ pub(super) struct FleetState {
     pub(super) error: Option<Arc<str>>,
     pub(super) tables: Vec<NamedTable>,
     pub(super) observers: Vec<Arc<dyn Observer>>,
+    /// Whether the settings are in a file, which no other process uses.
+    #[cfg(feature = "status")]
+    pub(super) is_in_file: bool,
     #[cfg(feature = "status")]
     pub(super) reporter: Option<Arc<Reporter>>,
 }

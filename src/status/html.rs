@@ -3,6 +3,8 @@
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
+#[cfg(feature = "fleet")]
+use super::processes::ProcessesView;
 use super::request::{EXTENSION, ExplainForm};
 #[cfg(feature = "fleet")]
 use super::settings;
@@ -92,8 +94,12 @@ fn write(html: &mut String, view: &PageView, refresh: bool) -> fmt::Result {
     policies(html, view)?;
     keys_of_layers(html, view)?;
     #[cfg(feature = "fleet")]
-    if let Some(processes) = &view.processes {
-        processes.write_html(html)?;
+    match &view.processes {
+        Ok(processes) => processes.iter().try_for_each(|processes| processes.write_html(html))?,
+        Err(error) => {
+            let read_at = view.fleet.as_ref().and_then(|fleet| fleet.read_at);
+            ProcessesView::write_unread(html, error, read_at)?;
+        }
     }
     keys::most_limited(html, view)?;
     keys::most_used(html, view)?;

@@ -126,8 +126,11 @@ pub(super) fn render(view: &PageView) -> String {
         object.end();
     }
     #[cfg(feature = "fleet")]
-    if let Some(processes) = &view.processes {
-        processes.write_json(object.field("all_processes"));
+    match &view.processes {
+        Ok(processes) => {
+            processes.iter().for_each(|processes| processes.write_json(object.field("all_processes")));
+        }
+        Err(error) => object.text("all_processes_error", error),
     }
     {
         let mut switches = Object::begin(object.field("switches"));

@@ -10,6 +10,7 @@ use super::text::{About, Count, HtmlText, hash};
 use crate::base::json::Object;
 use crate::base::time::{Timestamp, Utc};
 use crate::clock::{CalendarClock, Clock};
+use crate::error::WithSources;
 use crate::fleet::{Fleet, FleetReports, ReportedFleet, push_number, push_word, read_text, words};
 use crate::limiter::{REPORT_MAX, REPORTS_MAX};
 use crate::outcome::OutcomeKind;
@@ -205,15 +206,32 @@ fn read_numbers<const COUNT: usize>(words: [&str; COUNT]) -> Option<[u64; COUNT]
 }
 
 impl ProcessesView {
-    /// Asks the store for the reports of all processes. Returns `None` if the store does not answer, or if no other
-    /// process reports.
-    pub(super) async fn of(fleet: &Fleet) -> Option<Self> {
-        if fleet.in_force().error.is_some() {
-            return None; // the page does not wait for a store that is away
+    /// Asks the store for the reports of all processes. Returns `None` if no other process reports.
+    ///
+    /// # Errors
+    /// Returns why the reports cannot be read.
+    pub(super) async fn of(fleet: &Fleet) -> Result<Option<Self>, Arc<str>> {
+        if fleet.is_in_file() {
+            return Ok(None);
         }
-        let FleetReports { reports, places } = fleet.reports().await.ok()?;
+        if let Some(error) = fleet.in_force().error {
+            return Err(error); // the page does not wait for a store that is away
+        }
+        let reports = fleet.reports().await.map_err(|error| WithSources(&error).to_string())?;
+        let FleetReports { reports, places } = reports;
         let view = Self::new(&reports, places, CalendarClock.now());
-        (view.unreadable > 0 || view.processes.iter().any(|process| !process.is_own)).then_some(view)
+        Ok((view.unreadable > 0 || view.processes.iter().any(|process| !process.is_own)).then_some(view))
+    }
+
+    /// Says why the reports of all processes cannot be read, and since when.
+    pub(super) fn write_unread(html: &mut String, error: &str, read_at: Option<Timestamp>) -> fmt::Result {
+        let since = read_at.map_or_else(|| "the start of this process".to_owned(), |at| Utc(at).to_string());
+        write!(
+            html,
+            "<h2>All processes</h2><pre class=\"bad\"><b>The reports of the processes cannot be read since {since}.</b>\n\
+             {}</pre>",
+            HtmlText(error)
+        )
     }
 
     fn new(reports: &[(Arc<str>, bool)], places: usize, now: Timestamp) -> Self {

@@ -37,9 +37,9 @@ pub(super) struct PageView {
     pub(super) rules: Option<RulesView>,
     #[cfg(feature = "fleet")]
     pub(super) fleet: Option<FleetView>,
-    /// All processes, if other processes report.
+    /// All processes, if other processes report, or why their reports cannot be read.
     #[cfg(feature = "fleet")]
-    pub(super) processes: Option<ProcessesView>,
+    pub(super) processes: Result<Option<ProcessesView>, Arc<str>>,
     /// The form with a change for all processes, if the change was not done.
     #[cfg(feature = "fleet")]
     pub(super) setting: Option<SettingForm>,
@@ -140,7 +140,7 @@ impl PageView {
     #[cfg(feature = "fleet")]
     pub(super) fn settings_restored_at(&self) -> Option<Timestamp> {
         let own = self.fleet.as_ref().and_then(|fleet| fleet.restored_at);
-        own.max(self.processes.as_ref().and_then(ProcessesView::restored_at))
+        own.max(self.processes.iter().flatten().find_map(ProcessesView::restored_at))
     }
 
     pub(super) fn new(stats: StatsSnapshot, sources: &[(String, Arc<dyn ErasedLayer>)]) -> Self {
@@ -206,7 +206,7 @@ impl PageView {
             #[cfg(feature = "fleet")]
             fleet: None,
             #[cfg(feature = "fleet")]
-            processes: None,
+            processes: Ok(None),
             #[cfg(feature = "fleet")]
             setting: None,
             extensions: Vec::new(),

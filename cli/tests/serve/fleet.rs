@@ -115,7 +115,9 @@ fn incident_is_handled_in_all_processes_by_one() {
     assert_eq!(check(&servers[0], "203.0.113.9"), (false, Some(403)), "it goes on with what it knows");
     wait_until(|| get(servers[0].admin, "/metrics", &[]).body.contains("\nratelimit_fleet_unreadable 1\n"));
     servers[0].wait_for_line(|line| line["message"] == "the operators' settings cannot be read, and stay as they were");
-    assert!(get(servers[0].admin, "/limits", &[OPERATOR]).body.contains("The last known settings stay in force."));
+    let page = get(servers[0].admin, "/limits", &[OPERATOR]).body;
+    assert!(page.contains("The last known settings stay in force."), "{page}");
+    assert!(page.contains("<b>The reports of the processes cannot be read since 20"), "{page}");
     redis.restart();
     let end = json!({"kind": "network", "name": "rules", "subject": "203.0.113.0/24", "why": "it is over"});
     // A try whose answer is late may have ended it.
@@ -161,7 +163,11 @@ fn server_without_a_store_has_no_settings_and_says_so() {
     let line = server.wait_for_line(|line| line["event"] == "fleet-unreadable");
     assert_eq!(line["message"], "the operators' settings cannot be read, and this server has none yet");
     let page = get(server.admin, "/limits", &[OPERATOR]).body;
-    for said in ["None is in force in this process yet.", "nothing is set for all processes yet"] {
+    for said in [
+        "None is in force in this process yet.",
+        "nothing is set for all processes yet",
+        "The reports of the processes cannot be read since the start of this process.",
+    ] {
         assert!(page.contains(said), "{said}: {page}");
     }
     assert!(!page.contains("1970") && settings(&server)["since"].is_null(), "{}", settings(&server));
