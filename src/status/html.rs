@@ -204,7 +204,8 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     };
     for (title, occupancy) in shown {
         let most = Count(occupancy.capacity() as u64);
-        let label = format!("keys of {} in memory, at most {most}{of_all}", HtmlText(title));
+        let label =
+            format!("keys of {} in memory, in {most} places, about 2.5 for each of max_keys{of_all}", HtmlText(title));
         tile(html, Count(occupancy.keys() as u64), label, occupancy.keys() >= occupancy.capacity())?;
     }
     if events.evicted() + events.full() > 0 {
@@ -323,13 +324,13 @@ fn keys_of_layers(html: &mut String, view: &PageView) -> fmt::Result {
     write!(
         html,
         "<details><summary>Keys in memory, of {} layers</summary><table><thead><tr><th>layer</th><th class=\"num\">keys</th>\
-         <th class=\"num\">at most</th></tr></thead><tbody>",
+         <th class=\"num\">places</th></tr></thead><tbody>",
         occupied.len()
     )?;
     for (title, occupancy) in occupied {
         write!(
             html,
-            "<tr><td class=\"name\">{}</td><td class=\"num\" data-of=\"keys\">{}</td><td class=\"num\" data-of=\"at most\">{}</td></tr>",
+            "<tr><td class=\"name\">{}</td><td class=\"num\" data-of=\"keys\">{}</td><td class=\"num\" data-of=\"places\">{}</td></tr>",
             HtmlText(title),
             Count(occupancy.keys() as u64),
             Count(occupancy.capacity() as u64)

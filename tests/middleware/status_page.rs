@@ -520,7 +520,12 @@ async fn page_of_fifty_layers_begins_with_the_policies() {
     let page = page.layer("api", &world.layer);
     let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
     let (tiles, below) = html.split_once("<h2>Policies</h2>").unwrap();
-    assert!(tiles.contains("keys of api in memory") && tiles.contains("the fullest of 50 layers"), "{tiles}");
+    assert!(
+        tiles.contains("keys of api in memory, in ")
+            && tiles.contains(" places, about 2.5 for each of max_keys")
+            && tiles.contains("the fullest of 50 layers"),
+        "{tiles}"
+    );
     assert_eq!(tiles.matches("class=\"tile\"").count(), 3);
     assert!(below.contains("layer-0, layer-1, layer-2, layer-3 and 46 more"), "{below}");
     let (busy, idle) = below.split_once("<summary>49 policies without a request in the last hour</summary>").unwrap();

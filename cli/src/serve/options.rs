@@ -80,7 +80,7 @@ pub(crate) struct Options {
     /// more requests than it can ask about, which clients can cause), or `allow-always`
     #[arg(long, value_name = "ANSWER", default_value = "deny", env = "TOWER_RATELIMIT_ON_ERROR")]
     pub(crate) on_error: OnError,
-    /// How many keys a limiter in memory holds
+    /// How many keys a limiter in memory is sure to hold. It has about 2.5 places for each, which the status page shows
     #[arg(long, value_name = "NUMBER", default_value_t = 1_000_000, env = "TOWER_RATELIMIT_MAX_KEYS")]
     pub(crate) max_keys: usize,
 
