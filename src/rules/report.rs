@@ -67,7 +67,8 @@ labelled! {
         /// period, and the `match` of each rule shows that the other rule also applies. In a file with very many rules
         /// not all rules are compared.
         NeverBinds = "never-binds",
-        /// The list of rules is empty. This may be intended, so a tool should print the warning but not fail.
+        /// The list of rules is empty, or a file in Envoy's form has no limit. This may be intended, so a tool should
+        /// print the warning but not fail.
         NoRules = "no-rules",
         /// Every limit of the file is in shadow mode. New rules are often only in shadow mode, so a tool should print
         /// the warning but not fail.

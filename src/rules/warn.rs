@@ -90,8 +90,8 @@ fn observing(position: Position) -> Noticed {
     Noticed { kind: RulesWarningKind::ObservesOnly, position, message }
 }
 
-/// Returns the notes about a file in Envoy's form: a note for each limit of 0, and a note if all limits are in shadow
-/// mode.
+/// Returns the notes about a file in Envoy's form: a note if there is no limit, a note for each limit of 0, and a note
+/// if all limits are in shadow mode.
 fn limits_of_domain(domain: &DomainSpec) -> Vec<Noticed> {
     fn collect<'s>(specs: &'s [DescriptorSpec], limits: &mut Vec<(&'s DescriptorSpec, &'s LimitSpec)>) {
         for spec in specs {
@@ -101,6 +101,11 @@ fn limits_of_domain(domain: &DomainSpec) -> Vec<Noticed> {
     }
     let mut limits = Vec::new();
     collect(&domain.descriptors, &mut limits);
+    if limits.is_empty() {
+        let position = domain.descriptors.first().map_or(Position::START, |first| first.position);
+        let message = "no descriptor of the file has a `rate_limit`, so it limits no request".to_owned();
+        return vec![Noticed { kind: RulesWarningKind::NoRules, position, message }];
+    }
     let limited = || limits.iter().filter_map(|(spec, limit)| Some((spec, limit.mode, limit.quota.as_ref()?)));
     let closed = limited().filter(|(_, mode, quota)| *mode == Mode::Enforce && quota.limit() == 0);
     let mut found: Vec<Noticed> = closed
@@ -263,6 +268,11 @@ mod tests {
             assert_eq!(warnings(text), [("no-rules", 1)], "{text}");
         }
         assert_eq!(warnings("access: {deny: 192.0.2.1}\nrules: []"), [("no-rules", 2)]);
+        for text in ["domain: d", "domain: d\ndescriptors: []"] {
+            assert_eq!(warnings(text), [("no-rules", 1)], "{text}");
+        }
+        assert_eq!(warnings("domain: d\ndescriptors:\n- {key: a, descriptors: [{key: b}]}"), [("no-rules", 3)]);
+        assert_eq!(warnings("domain: d\ndescriptors:\n- {key: a, rate_limit: {unlimited: true}}"), []);
         // A list whose rules could not be read is not empty.
         let error = Rules::builder().check("rules: [{name: a}]").unwrap_err();
         assert!(error.warnings().is_empty(), "{error}");
