@@ -270,6 +270,51 @@ pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Parsed<'a
     Parsed { first: builder.root, is_whole }
 }
 
+/// Returns the innermost bracket or brace before the index `end` that is not closed, and its index. Looks from the
+/// index `from`, at which the text is in no quotes and no comment. Brackets in quotes, comments and words do not count.
+/// Returns `None` if a quotation mark is not closed, because the parser says so.
+fn unclosed_before(text: &str, from: usize, end: usize) -> Option<(char, usize)> {
+    let mut open: Vec<(char, usize)> = Vec::new();
+    let mut chars = text.chars().enumerate().skip(from);
+    let mut before = ' ';
+    while let Some((at, char)) = chars.next() {
+        let begins = before.is_whitespace() || "[{,:".contains(before);
+        match char {
+            '#' if before.is_whitespace() => drop(chars.find(|(_, char)| *char == '\n')),
+            '"' | '\'' if begins => loop {
+                match chars.next()?.1 {
+                    '\\' if char == '"' => drop(chars.next()), // it escapes the next character
+                    end if end == char => break,
+                    _ => {}
+                }
+            },
+            // Outside of brackets, a word may have a bracket in it.
+            '[' | '{' if begins || !open.is_empty() => open.push((char, at)),
+            ']' | '}' => match open.pop() {
+                Some((bracket, at)) if (bracket == '[') != (char == ']') => return Some((bracket, at)),
+                _ => {}
+            },
+            _ => {}
+        }
+        before = char;
+    }
+    open.into_iter().rfind(|(_, at)| *at < end)
+}
+
+/// Returns the position of the character with this index.
+fn position_of(text: &str, index: usize) -> Position {
+    let mut found = Position::START;
+    let mut chars = text.chars().take(index).peekable();
+    while let Some(char) = chars.next() {
+        if char == '\n' || char == '\r' && chars.peek() != Some(&'\n') {
+            found = Position { line: found.line + 1, column: 1 };
+        } else {
+            found.column += 1;
+        }
+    }
+    found
+}
+
 struct Builder<'a, 'p, 't> {
     problems: &'p mut Problems<'t>,
     open: Vec<OpenNode<'a>>,
@@ -302,13 +347,19 @@ impl<'a> Builder<'a, '_, '_> {
         Some(())
     }
 
-    /// Returns the innermost bracket or brace that is open, and its position, if the parser stopped at the end of the
-    /// text. The line `...` is an end too.
+    /// Returns the innermost bracket or brace that is not closed, and its position. If the parser stopped at the end of
+    /// the text, each one that is open is not closed. The line `...` is an end too.
     fn unclosed_bracket(&self, text: &str, stopped: &Marker) -> Option<(char, Position)> {
         let rest: String = text.chars().skip(stopped.index()).collect();
-        let innermost = self.open.last().filter(|_| matches!(rest.trim(), "" | "..."))?;
-        let bracket = text.chars().nth(innermost.index)?;
-        matches!(bracket, '[' | '{').then_some((bracket, innermost.position))
+        let bracket = |open: &OpenNode<'_>| text.chars().nth(open.index).filter(|char| matches!(char, '[' | '{'));
+        if matches!(rest.trim(), "" | "...") {
+            let innermost = self.open.last()?;
+            return Some((bracket(innermost)?, innermost.position));
+        }
+        let outermost = self.open.iter().find(|open| bracket(open).is_some());
+        let from = outermost.or(self.open.last()).map_or(0, |open| open.index);
+        let (bracket, at) = unclosed_before(text, from, stopped.index())?;
+        Some((bracket, position_of(text, at)))
     }
 
     /// Handles an event of the parser. Returns `None` if the rest of the file must not be read.
