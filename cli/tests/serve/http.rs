@@ -151,7 +151,8 @@ impl Application {
                 let mut body = vec![0; length.parse().unwrap_or(0)];
                 reader.read_exact(&mut body)?;
             }
-            let body = format!("{line}\n");
+            let key = headers.get("x-api-key").map_or_else(String::new, |key| format!("x-api-key: {key}\n"));
+            let body = format!("{line}\n{key}");
             let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
             reader.get_mut().write_all(answer.as_bytes())?;
         }

@@ -416,6 +416,22 @@ fn client_cannot_make_caddy_leave_its_key_out() {
     assert_eq!(passed, 2);
 }
 
+/// Traefik removes a header that a client names in `Connection` before it asks the limiter.
+#[test]
+fn key_that_traefik_removes_reaches_no_application() {
+    let rules = "rules: [{name: customer, quota: 2 per hour, key: header x-api-key, missing-key: exempt}]";
+    let setup = traefik(Server::start(rules, &[]));
+    let send = |connection: &str| get(setup.proxy.address, "/", &[("X-Api-Key", "acme"), ("Connection", connection)]);
+    let (count, refused) = passed(2, || {
+        let answer = send("close");
+        assert!(answer.status == 429 || answer.body.contains("x-api-key: acme"), "{answer:?}");
+        answer
+    });
+    assert_eq!((count, refused.status), (2, 429), "{refused:?}");
+    let without = send("close, X-Api-Key");
+    assert!(without.status == 200 && !without.body.contains("acme"), "{without:?}");
+}
+
 #[test]
 fn head_of_many_rules_reaches_the_client_of_nginx() {
     let rule =
