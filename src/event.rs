@@ -8,6 +8,7 @@ use crate::base::sync::contained;
 use crate::base::time::Timestamp;
 use crate::error::labelled;
 use crate::policy::Policy;
+use crate::setup_warning::print_warning;
 
 labelled! {
     /// Why a store, such as Redis, did not decide.
@@ -424,7 +425,8 @@ impl LayerEvent {
 ///
 /// With the feature `tracing`, the events of rules are also written to the target `tower_ratelimit`, with or without an
 /// observer. [`Loaded`](Self::Loaded) has the level `INFO`, and the other events have the level `WARN`. Each event is
-/// written once, even if several layers use the rules. Without the feature, no event is written.
+/// written once, even if several layers use the rules. Without the feature, or without a subscriber, each layer prints
+/// rules that were refused on stderr, as it prints a [setup warning](crate::observe::SetupWarning).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RulesEvent {
@@ -478,6 +480,22 @@ impl RulesEvent {
     #[must_use]
     pub fn unused(by: impl Into<String>, revision: u64, error: Option<String>) -> Self {
         Self::Unused { by: by.into(), revision, error }
+    }
+
+    /// Reports refused rules without an observer, as a setup warning is reported.
+    pub(crate) fn report(&self) {
+        let refused = match self {
+            Self::Refused { error } => format!("rules-refused: the rules stay as they were: {error}"),
+            Self::Unused { by, error: Some(error), .. } => {
+                format!("rules-unused: rules that {by} pushed are in force; the changed rules have problems: {error}")
+            }
+            Self::Loaded { .. } | Self::Unused { error: None, .. } => return,
+        };
+        #[cfg(feature = "tracing")]
+        if tracing::dispatcher::has_been_set() {
+            return; // `log` has written it
+        }
+        print_warning(&refused);
     }
 
     /// Writes the event to `tracing`.

@@ -521,8 +521,10 @@ pub trait Observer: Send + Sync {
     }
 
     /// Called when rules of a file came into force, or were refused.
+    ///
+    /// By default, the error of refused rules is reported as if there were no observer; see [`RulesEvent`].
     fn on_rules_event(&self, event: &RulesEvent) {
-        let _ = event;
+        event.report();
     }
 
     /// Called when the operators' settings for all processes came into force, or could not be read.

@@ -119,6 +119,13 @@ labelled! {
     }
 }
 
+/// Prints a warning that no observer of the application gets.
+pub(crate) fn print_warning(warning: &impl fmt::Display) {
+    use std::io::Write as _;
+    // `eprintln!` would panic if stderr is closed.
+    let _ = writeln!(std::io::stderr(), "tower-ratelimit: {warning}");
+}
+
 impl SetupWarning {
     pub(crate) fn new(kind: SetupWarningKind, text: String) -> Self {
         Self { kind, text }
@@ -131,9 +138,7 @@ impl SetupWarning {
             tracing::warn!(target: "tower_ratelimit", kind = self.kind.as_str(), "{}", self.text);
             return;
         }
-        use std::io::Write as _;
-        // `eprintln!` would panic if stderr is closed.
-        let _ = writeln!(std::io::stderr(), "tower-ratelimit: {self}");
+        print_warning(self);
     }
 
     /// Returns the kind of the warning.

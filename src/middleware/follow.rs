@@ -49,8 +49,9 @@ impl<L: Limiter> Follow for Latest<Compiled<L>> {
 
     #[cfg(feature = "rules")]
     fn report(&self, event: &RulesEvent) {
-        if let Some(observer) = &self.get().settings.observer {
-            observer.on_rules_event(event);
+        match &self.get().settings.observer {
+            Some(observer) => observer.on_rules_event(event),
+            None => event.report(),
         }
     }
 

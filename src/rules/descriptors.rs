@@ -344,8 +344,9 @@ impl<L: Limiter> Follow for Core<L> {
     }
 
     fn report(&self, event: &RulesEvent) {
-        if let Some(observer) = &self.observer {
-            observer.on_rules_event(event);
+        match &self.observer {
+            Some(observer) => observer.on_rules_event(event),
+            None => event.report(),
         }
     }
 }

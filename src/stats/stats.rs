@@ -93,6 +93,7 @@ struct Inner {
     /// The number of halvings of the sketch that have been due since the epoch. The lock is held by the thread that
     /// begins the next bucket.
     halves: Mutex<u64>,
+    prints_warnings: bool,
     #[cfg(feature = "tracing")]
     logs_refusals: bool,
     #[cfg(feature = "tracing")]
@@ -112,6 +113,7 @@ pub struct StatsBuilder {
     reveal: Option<Box<Reveal>>,
     recent: recent::RecentSettings,
     counts_use: bool,
+    hides_warnings: bool,
     #[cfg(feature = "tracing")]
     logs_refusals: bool,
     #[cfg(feature = "tracing")]
@@ -221,6 +223,14 @@ impl StatsBuilder {
         self
     }
 
+    /// Sets whether the statistics also print [setup warnings](crate::observe::SetupWarning) and the errors of refused
+    /// rules, as a layer without an observer prints them. By default they do. With `false` they only count. Use `false`
+    /// in an observer of your own that reports them.
+    pub fn print_warnings(mut self, print_warnings: bool) -> Self {
+        self.hides_warnings = !print_warnings;
+        self
+    }
+
     /// Sets whether refusals are written as events of `tracing`, with the target `tower_ratelimit`. By default this is
     /// off.
     ///
@@ -279,6 +289,7 @@ impl StatsBuilder {
             rules: Mutex::default(),
             setup_warnings: Default::default(),
             halves: Mutex::new(now_us / HALVED_EACH_US),
+            prints_warnings: !self.hides_warnings,
             #[cfg(feature = "tracing")]
             logs_refusals: self.logs_refusals,
             #[cfg(feature = "tracing")]
@@ -681,7 +692,9 @@ impl Observer for Stats {
 
     fn on_setup_warning(&self, setup_warning: &SetupWarning) {
         self.0.setup_warnings[setup_warning.kind() as usize].fetch_add(1, Ordering::Relaxed);
-        setup_warning.report();
+        if self.0.prints_warnings {
+            setup_warning.report();
+        }
     }
 
     fn on_layer_event(&self, event: &LayerEvent) {
@@ -713,6 +726,9 @@ impl Observer for Stats {
 
     fn on_rules_event(&self, event: &RulesEvent) {
         self.0.events.count_of_rules(event);
+        if self.0.prints_warnings {
+            event.report();
+        }
     }
 
     fn on_fleet_event(&self, event: &FleetEvent) {

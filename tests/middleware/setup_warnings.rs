@@ -675,6 +675,47 @@ fn setup_warning_without_observer_goes_to_stderr_once() {
     }
 }
 
+/// The test runs itself as a child process, and reads its stderr.
+#[cfg(not(feature = "tracing"))]
+#[test]
+fn refused_rules_without_observer_go_to_stderr() {
+    use tower_ratelimit::observe::{RulesEvent, Stats};
+    use tower_ratelimit::rules::Rules;
+    const CHILD: &str = "RATELIMIT_REFUSED_CHILD";
+    struct Deaf;
+    impl Observer for Deaf {}
+    struct Hears;
+    impl Observer for Hears {
+        fn on_rules_event(&self, _: &RulesEvent) {}
+    }
+    if let Ok(child) = std::env::var(CHILD) {
+        let rules = Rules::from_text("rules: []").unwrap();
+        let layer = rules.layer(MemoryLimiter::new()).unwrap();
+        let _layer = match child.as_str() {
+            "none" => layer,
+            "deaf" => layer.observer(Deaf),
+            "stats" => layer.observer(Stats::new()),
+            "silent stats" => layer.observer(Stats::builder().print_warnings(false).build()),
+            _ => layer.observer(Hears),
+        };
+        rules.replace("rules: [{name: a}]").unwrap_err();
+        rules.replace("[]").unwrap();
+        return;
+    }
+    for (child, lines) in [("none", 1), ("deaf", 1), ("stats", 1), ("silent stats", 0), ("hears", 0)] {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "setup_warnings::refused_rules_without_observer_go_to_stderr", "--nocapture"])
+            .env(CHILD, child)
+            .output()
+            .unwrap();
+        let written = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{written}");
+        let said = "tower-ratelimit: rules-refused: the rules stay as they were: 1:";
+        assert_eq!(written.matches(said).count(), lines, "{child}: {written}");
+        assert_eq!(written.matches("tower-ratelimit: ").count(), lines, "{child}: {written}");
+    }
+}
+
 #[tokio::test]
 async fn headers_that_are_never_sent_are_reported() {
     let layer = |headers: Headers| {

@@ -90,7 +90,7 @@ async fn serve(options: &Options) -> Result<(), Failure> {
     }
     let reveal = options.reveal;
     let stats = Stats::builder().count_use(true).max_recent_refusals(1_000).reveal(move |key| reveal.name_of(key));
-    let stats = stats.build();
+    let stats = stats.print_warnings(false).build(); // the log has them
     let watcher = Arc::new(Watcher { stats: stats.clone(), log });
     let limits = Limits::new(options, &watcher).await?;
     let (phases, phase) = watch::channel(Phase::Serving);
