@@ -110,13 +110,17 @@ impl Drop for CountedBody {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::task::{Context, Poll, Waker};
     use std::time::Duration;
+
+    use tokio::time::{Instant, advance, timeout};
 
     use super::*;
     use crate::base::sync::AtomicU64;
     use crate::base::sync::Ordering;
-    use crate::clock::StoppedTimer;
+    use crate::base::wait::Wait;
+    use crate::clock::{StoppedTimer, TokioTimer};
     use crate::decision::Receipt;
     use crate::limiter::Refund;
     use crate::middleware::pace::account::{BytePace, PaceAnswer, PaceReply, PaceTerms};
@@ -224,6 +228,89 @@ mod tests {
         assert!(body.turnstile.poll(1_000, &mut Context::from_waker(&waker)).is_pending());
         assert_eq!(woken.0.load(Ordering::Relaxed), 1);
         assert!(body.turnstile.poll(1_000, &mut Context::from_waker(&waker)).is_ready());
+    }
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn denied(wait: Duration, remaining: u64) -> PaceAnswer {
+        PaceAnswer::Denied { wait: Wait::After(wait), remaining }
+    }
+
+    /// Reads one body to its end and, after five seconds, another body of the same account, for ten seconds together, in
+    /// Tokio's paused time. Returns the milliseconds and the units of each question to the source. `answer` gets the
+    /// number of the question, from 0 on, and its units.
+    async fn questions(answer: impl Fn(usize, u64) -> PaceAnswer + Send + Sync + 'static) -> Vec<(u128, u64)> {
+        let (asked, began) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
+        let log = Arc::clone(&asked);
+        let answer = move |units| {
+            let number = {
+                let mut log = lock(&log);
+                log.push((began.elapsed().as_millis(), units));
+                log.len() - 1
+            };
+            PaceReply::Now(answer(number, units))
+        };
+        let accounts = Accounts::new(Arc::new(TokioTimer::new()));
+        let source = Box::new(Counting { taken: Arc::default(), most: 50_000, answer });
+        let first = accounts.enter((1, AccountOf::Plan(0), Key::global()), || source);
+        let second = accounts.enter((1, AccountOf::Plan(0), Key::global()), || unreachable!("the key has an account"));
+        let read = async |mut body: BodyAccount| {
+            while let Ok(units) = poll_fn(|cx| body.turnstile.poll(50_000, cx)).await {
+                body.turnstile.spend(units);
+            }
+        };
+        let reading = async {
+            read(first).await;
+            advance(5_000 * MS).await;
+            read(second).await;
+        };
+        let _ = timeout(10_000 * MS, reading).await;
+        std::mem::take(&mut *lock(&asked))
+    }
+
+    /// The first batch is half of one, so that the bytes are never a whole batch ahead of the pace.
+    #[tokio::test(start_paused = true)]
+    async fn first_batch_is_half_of_one_after_a_denial_too() {
+        let asked = questions(|number, units| match number {
+            0 => denied(100 * MS, 0),
+            _ => given(units, Duration::ZERO),
+        });
+        let asked = asked.await;
+        let (at, units) = asked[1];
+        assert!((100..110).contains(&at) && (6_000..=7_500).contains(&units), "{:?}", &asked[..3]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn account_asks_at_once_and_once_for_what_remains() {
+        let asked = questions(|number, units| match number {
+            0 => denied(100 * MS, 5_000),
+            1 => denied(100 * MS, 4_000),
+            _ => given(units, Duration::ZERO),
+        });
+        let asked = asked.await;
+        assert_eq!(asked[..2], [(0, 7_500), (0, 5_000)]);
+        assert!((90..110).contains(&asked[2].0), "{:?}", &asked[..3]);
+    }
+
+    /// 15,000 bytes pass after 100 ms. The account asks for seven eighths of them, which pass 18.75 ms earlier.
+    #[tokio::test(start_paused = true)]
+    async fn smaller_batch_after_a_denial_is_asked_for_sooner() {
+        let asked = questions(|number, units| match number {
+            1 => denied(100 * MS, 0),
+            _ => given(units, Duration::ZERO),
+        });
+        let asked = asked.await;
+        let (before, after) = (asked[1], asked[2]);
+        assert!((15_000..15_500).contains(&before.1) && (13_000..13_500).contains(&after.1), "{:?}", &asked[..3]);
+        assert!((75..95).contains(&(after.0 - before.0)), "{:?}", &asked[..3]);
+    }
+
+    /// The time until a departure is not made up for by larger batches: the queue has other callers in this time.
+    #[tokio::test(start_paused = true)]
+    async fn batch_after_a_late_departure_is_no_larger() {
+        let asked = questions(|_, units| given(units, 500 * MS)).await;
+        assert!((500..510).contains(&asked[1].0), "{:?}", &asked[..4]);
+        assert!(asked[1..].iter().all(|(_, units)| (15_000..15_500).contains(units)), "{asked:?}");
     }
 
     #[test]
