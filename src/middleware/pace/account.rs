@@ -586,7 +586,7 @@ impl AccountState {
 
     /// Puts a body at the end of the line.
     fn join(&mut self, body: u64, want: u64, now_us: u64) {
-        let is_first = self.line.is_empty() && self.failures == 0 && matches!(self.phase, AccountPhase::Idle);
+        let is_first = self.line.is_empty() && matches!(self.phase, AccountPhase::Idle);
         // An account that was idle for longer than `IDLE_US` does not catch up on the idle time.
         if is_first && (self.batch == (0, 0) || now_us.saturating_sub(self.slot_us) > IDLE_US) {
             self.slot_us = self.slot_us.max(now_us);

@@ -313,6 +313,20 @@ mod tests {
         assert!(asked[1..].iter().all(|(_, units)| (15_000..15_500).contains(units)), "{asked:?}");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn sixth_failure_ends_a_body_and_the_next_one_begins_anew() {
+        let asked = questions(|number, units| match number {
+            1..=6 => PaceAnswer::FailedClosed,
+            _ => given(units, Duration::ZERO),
+        });
+        let asked = asked.await;
+        let pauses: Vec<_> = asked[1..=6].windows(2).map(|pair| (pair[1].0 - pair[0].0) / 100).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16], "{:?}", &asked[..8]);
+        let (at, units) = asked[7];
+        assert!((8_000..8_500).contains(&at), "five seconds after the body has ended: {:?}", &asked[..8]);
+        assert_eq!(units, 7_500, "no body waited, so nothing is made up for");
+    }
+
     #[test]
     fn key_has_an_account_only_while_it_has_bodies() {
         let (accounts, taken) = (Accounts::new(Arc::new(StoppedTimer)), Arc::new(AtomicU64::new(0)));
