@@ -526,6 +526,16 @@ mod tests {
     }
 
     #[test]
+    fn needed_time_is_that_of_a_quick_call_if_others_are_the_cause() {
+        let mut window = LoadWindow::new();
+        window.record(28 * MS, Sent { units: 1, in_flight: 1, flights: 2, phase: None }, DEADLINE);
+        assert_eq!(window.spread, nanos(7 * MS));
+        assert_eq!(window.needed(DEADLINE), 28 * MS + 7 * MS + DEADLINE / 20);
+        window.long_by_others = true;
+        assert_eq!(window.needed(DEADLINE), 28 * MS - 2 * 7 * MS);
+    }
+
+    #[test]
     fn first_lone_call_is_the_time_alone() {
         let now = Instant::now();
         let phase = StoreClock::new(Timestamp::from_micros(0), now, now).phase(now, DEADLINE);
