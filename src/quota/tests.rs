@@ -200,6 +200,19 @@ fn error_of_a_long_text_stays_short() {
 }
 
 #[test]
+fn period_of_a_calendar_is_its_longest_window() {
+    for (calendar, days) in [
+        (Calendar::day(), 1),
+        (Calendar::week(), 7),
+        (Calendar::month(), 31),
+        (Calendar::quarter(), 92),
+        (Calendar::year(), 366),
+    ] {
+        assert_eq!(Quota::calendar(1, calendar).unwrap().period(), days * DAY, "{calendar}");
+    }
+}
+
+#[test]
 fn constructor_takes_both_ends_of_its_range() {
     for algorithm in timed() {
         let build = |limit, period| plain(algorithm, limit, period, period);
