@@ -1,7 +1,5 @@
 //! Splits a request whose keys are on two servers into a request for each key, and joins their answers.
 
-use smallvec::smallvec;
-
 use super::RedisAnswer;
 use super::charge::WireCharge;
 use super::request::{WireOperation, WireRequest};
@@ -43,7 +41,7 @@ impl<'a> SplitAnswers<'a> {
                 operation = WireOperation::Peek;
             }
         }
-        Some((at, WireRequest::of(operation, self.whole.slot, smallvec![charge])))
+        Some((at, WireRequest::of(operation, self.whole.slot, vec![charge])))
     }
 
     /// Returns whether the charge is known to be denied.

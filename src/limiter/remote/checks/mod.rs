@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::TryFutureExt;
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
@@ -209,13 +210,14 @@ impl<B: Backend> Checks<B> {
     }
 
     /// Sends a request at once, and waits for the answer.
+    ///
+    /// This has no `async` block, because the block's future would have room for the backend's future twice.
     fn ask_for<T: Send + 'static, R: Receiver<Answer<B::Error>, B::Error> + 'static>(
         &self,
         request: B::Request,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
     ) -> impl Future<Output = Result<T, B::Error>> + Send {
-        let answer = self.backend.ask(request, receiver);
-        async move { answer.await.inspect_err(|error| self.report(error)) }
+        self.backend.ask(request, receiver).inspect_err(|error| self.report(error))
     }
 
     /// Sends a request at once, and passes its answer to a function.

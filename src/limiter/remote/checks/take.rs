@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use smallvec::{SmallVec, smallvec};
 
 use super::corrections::done;
 use super::taking::{
     AskOptions, NotTaken, PendingTake, TakeResult, UnsettledTake, put_decisions, put_together, take_out, tries,
 };
-use super::{CheckReply, Checks, LaneRequests, put_bids};
+use super::{CheckReply, Checks, LaneRequest, LaneRequests, put_bids};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::remote::backend::{Backend, Intent};
@@ -45,7 +44,7 @@ impl<B: Backend> Checks<B> {
             }
         }
         let mut bids = Vec::new();
-        let parts = self.parts(
+        let mut parts = self.parts(
             Intent::Take,
             charges,
             |at| owed.set[at].decision.is_none(),
@@ -61,30 +60,51 @@ impl<B: Backend> Checks<B> {
             return Reply::Now(Err(error));
         }
         let repeats = !is_paired && !charges.iter().any(|charge| charge.policy.quota().counts_denied());
-        Reply::Later(Box::pin(Arc::clone(self).taken(parts, owed, repeats)))
+        // A set of several lanes has a future of its own, because the larger future would not fit the small blocks that
+        // an allocator hands out quickly (`benches/redis.rs`, "clients, 1 in flight").
+        match parts.pop() {
+            Some(only) if parts.is_empty() => Reply::Later(Box::pin(Arc::clone(self).taken(only, owed, repeats))),
+            last => {
+                parts.extend(last);
+                Reply::Later(Box::pin(Arc::clone(self).taken_in_lanes(parts, owed, repeats)))
+            }
+        }
     }
 
     async fn taken(
         self: Arc<Self>,
-        mut parts: LaneRequests<B>,
+        only: LaneRequest<B::Request>,
         mut owed: UnsettledTake<B>,
         repeats: bool,
     ) -> Result<Decision, B::Error> {
-        let began = self.denials.now();
-        let terms = AskOptions { sent: began, repeats, is_alone: parts.len() == 1 };
-        let answers: SmallVec<[_; 1]> = match parts.pop() {
-            Some(only) if terms.is_alone => {
-                let owed = owed.part(&only.indices);
-                smallvec![self.take_part(only.request, owed, terms).await]
-            }
-            last => {
-                let taken = parts.into_iter().chain(last).map(|part| {
-                    let owed = owed.part(&part.indices);
-                    self.take_part(part.request, owed, terms)
-                });
-                join_all(taken).await.into()
-            }
-        };
+        let terms = AskOptions { sent: self.denials.now(), repeats, is_alone: true };
+        let part = owed.part(&only.indices);
+        let taken = self.take_part(only.request, part, terms).await;
+        self.decide_taken([taken], owed, terms)
+    }
+
+    async fn taken_in_lanes(
+        self: Arc<Self>,
+        parts: LaneRequests<B>,
+        mut owed: UnsettledTake<B>,
+        repeats: bool,
+    ) -> Result<Decision, B::Error> {
+        let terms = AskOptions { sent: self.denials.now(), repeats, is_alone: false };
+        let taken = parts.into_iter().map(|part| {
+            let owed = owed.part(&part.indices);
+            self.take_part(part.request, owed, terms)
+        });
+        let taken = join_all(taken).await;
+        self.decide_taken(taken, owed, terms)
+    }
+
+    /// Puts the answers to a set's requests together.
+    fn decide_taken(
+        &self,
+        answers: impl IntoIterator<Item = Result<TakeResult<B>, NotTaken<B::Error>>>,
+        mut owed: UnsettledTake<B>,
+        terms: AskOptions,
+    ) -> Result<Decision, B::Error> {
         let (mut is_repeated, mut failed) = (false, None);
         for answer in answers {
             let taken = answer.and_then(|taken| {
@@ -98,7 +118,7 @@ impl<B: Backend> Checks<B> {
         if terms.is_alone && is_repeated {
             self.report_answered_locally();
         } else if self.backend.events().is_observed() {
-            self.report_checked(self.denials.now().saturating_since(began), failed.as_ref());
+            self.report_checked(self.denials.now().saturating_since(terms.sent), failed.as_ref());
         }
         if let Some(error) = failed {
             return Err(error);
