@@ -259,6 +259,11 @@ on_server() {
         printf '%s is not tested here: it is fetched on Linux x86_64 with %s only.\n' "$version" "$2"
         return
     fi
+    # The steps "tests" and "tests with Redis" use this machine's own server.
+    if REDIS_SERVER_VERSION=$version "$on_redis" --exact server_has_the_expected_version >/dev/null 2>&1; then
+        printf 'The server of this machine is %s, and the other steps test it.\n' "$version"
+        return
+    fi
     if [ ! -x "$servers/$name/server" ]; then
         rm -rf "${servers:?}/$name"
         "$1" "$name" "${@:3}"
