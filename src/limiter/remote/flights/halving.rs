@@ -18,7 +18,7 @@ use crate::base::time::Timestamp;
 /// ms have the shortest phase, and halve at the same times.
 const PHASE_US_MIN: u64 = 1 << 19;
 
-/// The least number of calls that a phase must have to be used.
+/// The least number of calls that each kind of phase must have for a finding.
 const PHASE_CALLS_MIN: u64 = 3;
 
 /// A phase of the time on a store's clock.
@@ -83,7 +83,7 @@ impl CallSums {
     }
 }
 
-/// The calls of a pair of phases.
+/// The calls of a pair of phases, or of several pairs if each has few calls.
 #[derive(Debug, Default)]
 pub(super) struct Halving {
     pair: u64,
@@ -105,13 +105,15 @@ pub(super) struct Finding {
 
 impl Halving {
     /// Records a call, of which `timely` requests were answered within the deadline. Returns the finding of the last
-    /// pair of phases if this call belongs to the next pair. There is a finding only if this limiter had more than 1.3
+    /// pair of phases if this call belongs to another pair. There is a finding only if this limiter had more than 1.3
     /// times as many requests in flight while its window was whole as while it was halved. Halving a window that is not
-    /// full changes nothing.
+    /// full changes nothing. A pair with too few calls for a finding is continued by the next pair: if two requests are
+    /// in flight and each takes longer than the deadline, a phase may have two calls.
     pub(super) fn record(&mut self, phase: HalvingPhase, took: u64, in_flight: u64, timely: u64) -> Option<Finding> {
         let finding = if phase.pair == self.pair { None } else { self.finding() };
         if phase.pair != self.pair {
-            *self = Self { pair: phase.pair, ..Self::default() };
+            let continues = self.has_few_calls() && phase.pair.wrapping_sub(self.pair) == 1;
+            *self = if continues { Self { pair: phase.pair, ..*self } } else { Self::of(phase.pair) };
         }
         if phase.is_settled {
             if phase.is_halved { &mut self.halved } else { &mut self.whole }.add(took, in_flight, timely);
@@ -119,9 +121,17 @@ impl Halving {
         finding
     }
 
+    fn of(pair: u64) -> Self {
+        Self { pair, ..Self::default() }
+    }
+
+    fn has_few_calls(&self) -> bool {
+        self.whole.calls.min(self.halved.calls) < PHASE_CALLS_MIN
+    }
+
     fn finding(&self) -> Option<Finding> {
         let (whole, halved) = (self.whole, self.halved);
-        if whole.calls.min(halved.calls) < PHASE_CALLS_MIN {
+        if self.has_few_calls() {
             return None;
         }
         let (took, took_halved) = (whole.took / whole.calls, halved.took / halved.calls);
@@ -183,6 +193,21 @@ mod tests {
             }
             let next = HalvingPhase { pair: 2, is_halved: false, is_settled: true };
             assert_eq!(halving.record(next, 1_000, 20, 1).is_some(), finds, "{whole} and {halved} calls");
+        }
+    }
+
+    #[test]
+    fn pairs_with_few_calls_count_together_if_they_are_neighbours() {
+        for (second, finds) in [(2, true), (3, false)] {
+            let mut halving = Halving::default();
+            for (pair, is_halved) in [(1, false), (1, true), (second, false), (second, true)] {
+                for _ in 0..2 {
+                    let in_flight = if is_halved { 1 } else { 2 };
+                    halving.record(HalvingPhase { pair, is_halved, is_settled: true }, 1_000, in_flight, 1);
+                }
+            }
+            let next = HalvingPhase { pair: second + 1, is_halved: false, is_settled: true };
+            assert_eq!(halving.record(next, 1_000, 2, 1).is_some(), finds, "pair {second}");
         }
     }
 

@@ -343,6 +343,26 @@ async fn turns_that_read_few_requests_are_used() {
     }
 }
 
+/// A request that is sent right after an answer waits for two whole turns, and is late. If so few are in flight that each
+/// is sent then, a phase has two calls, and the times of one request and of two say nothing.
+#[tokio::test(start_paused = true)]
+async fn turns_of_which_two_are_too_long_are_used() {
+    for rate in [30, 100, 300] {
+        let way = Way {
+            trip: MS,
+            each: Duration::from_micros(30),
+            turn: 150 * MS,
+            changes: 5_000 * SECOND, // so each turn takes twice that
+            ..Way::default()
+        };
+        let ends = offer(&Server::new(way).limiter(), rate, 80 * SECOND).await;
+        let decided = decided(&ends, 40 * SECOND, 40 * SECOND);
+        println!("{rate} offered, {decided} decided");
+        // Two thirds can be answered in time.
+        assert!(decided * 100 >= rate * 40, "{rate} offered, {decided} decided");
+    }
+}
+
 /// Calls were short before. Under load no call is alone, so no call shows how long a lone call takes now.
 #[tokio::test(start_paused = true)]
 async fn neighbours_that_come_under_load_cost_no_checks() {
