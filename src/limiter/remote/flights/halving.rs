@@ -94,8 +94,9 @@ pub(super) struct Halving {
 /// The finding from a pair of phases. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
-    /// The time of a call with whole windows.
+    /// The time of a call with whole windows, and with halved ones.
     pub(super) whole: u64,
+    pub(super) halved: u64,
     /// The time that a call would take if no limiter sent anything else.
     pub(super) alone: u64,
     /// The number of requests that were answered within the deadline, with whole windows and with halved ones.
@@ -145,7 +146,7 @@ impl Halving {
         let caused = u128::from(took.saturating_sub(took_halved)) * u128::from(half) / u128::from(full - half);
         let alone = took_halved.min(took).saturating_sub(u64::try_from(caused).unwrap_or(u64::MAX));
         let (timely, timely_halved) = (whole.timely, halved.timely);
-        Some(Finding { whole: took, alone: alone.max(1), timely, timely_halved })
+        Some(Finding { whole: took, halved: took_halved, alone: alone.max(1), timely, timely_halved })
     }
 }
 

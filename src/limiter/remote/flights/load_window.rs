@@ -244,7 +244,7 @@ impl LoadWindow {
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
         let is_long = self.is_long(deadline);
         let timely = if whole_time < deadline { sent.units } else { 0 };
-        self.record_alone(whole_time, sent, is_long, timely);
+        self.record_alone(whole_time, sent, deadline, timely);
         self.is_paced = self.long_by_others && is_long;
         if is_left_out {
             return;
@@ -295,7 +295,8 @@ impl LoadWindow {
     }
 
     /// Updates the time of a lone call with the time of this call.
-    fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, timely: u64) {
+    fn record_alone(&mut self, took: u64, sent: Sent, deadline: u64, timely: u64) {
+        let is_long = self.is_long(deadline);
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight, timely) {
                 self.alone = moved(self.alone, finding.alone, 2).max(1);
@@ -305,7 +306,10 @@ impl LoadWindow {
                 // cause. So a third of the time confirms that others are the cause, and half of the time is needed to
                 // find it.
                 let part = if self.long_by_others { 3 } else { 2 };
-                let is_found = self.alone >= finding.whole / part;
+                // Two requests and one request, each sent right after an answer, have no times to compare. But if the
+                // one request takes that long, no smaller window would bring answers in time.
+                let is_least = self.window < 2 * WINDOW_MIN * PART && finding.halved > deadline / 10 * 6;
+                let is_found = is_least || self.alone >= finding.whole / part;
                 // A window twice as large decided no more: the requests of this limiter wait for each other, whatever
                 // else makes calls long. The window is halved, and requests are still sent evenly. By the usual law
                 // the window would become so small that each call is sent right after an answer.
@@ -484,6 +488,29 @@ mod tests {
         assert!(free > 4 * WINDOW, "{free}");
         let full = play(Duration::ZERO, MS).window.div_ceil(PART);
         assert!((25..45).contains(&full), "{full} requests of a millisecond");
+    }
+
+    /// Calls as a trace of Redis beside neighbours has them: of two requests in flight, most wait for two turns, and of
+    /// lone requests, half do.
+    #[test]
+    fn calls_that_are_long_at_the_least_window_are_long_by_others() {
+        let (mut window, began) = (LoadWindow::new(), Instant::now());
+        let clock = StoreClock::new(Timestamp::from_micros(1 << 50), began, began);
+        (window.call, window.alone, window.window) = (55_000_000, 8_000_000, WINDOW_MIN * PART);
+        let mut now = began;
+        for number in 0.. {
+            let phase = clock.phase(now, DEADLINE);
+            let (took, most) = if phase.is_halved { ([58, 20][number % 2], 1) } else { (52, 2) };
+            for in_flight in 1..=most {
+                let sent = Sent { units: 1, in_flight, flights: in_flight as usize, phase: Some(phase) };
+                window.record(took * MS, sent, DEADLINE);
+            }
+            now += took * MS;
+            if now > began + 2_300 * MS {
+                break;
+            }
+        }
+        assert!(window.long_by_others && window.is_paced());
     }
 
     /// Others make calls long. A few late answers may come from longer turns of others.
