@@ -405,13 +405,28 @@ async fn quota_holds_for_downloads_under_way() {
     }
 }
 
+/// A clock that begins this long after a whole second.
+#[derive(Clone, Copy, Debug)]
+struct ClockAfterASecond(Instant, Duration);
+
+impl Clock for ClockAfterASecond {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(1_800_000_000_000_000).saturating_add(self.0.elapsed() + self.1)
+    }
+}
+
+/// When a fixed window ends, relative to the change, decides how long its account takes to find the new pace.
 #[tokio::test(start_paused = true)]
 async fn switched_pace_is_one_for_all_bodies_of_a_key() {
     let slow = [Quota::per_second(MB), Quota::sliding_window(MB, SECOND).unwrap()];
     let fast = [Quota::per_second(2 * MB), Quota::fixed_window(2 * MB, SECOND).unwrap()];
-    for (before, after) in slow.iter().flat_map(|slow| fast.iter().map(move |fast| (*slow, *fast))) {
+    let changes = slow.iter().flat_map(|slow| fast.iter().map(move |fast| (*slow, *fast)));
+    let phases = (0..8).map(|eighth| SECOND * eighth / 8);
+    for (phase, (before, after)) in phases.flat_map(|phase| changes.clone().map(move |change| (phase, change))) {
         let switch = QuotaSwitch::new(before);
-        let layer = layer(Rule::switched("download", &switch).unwrap().pace_responses());
+        let limiter = MemoryLimiter::builder().clock(ClockAfterASecond(Instant::now(), phase)).build().unwrap();
+        let rule = Rule::switched("download", &switch).unwrap().pace_responses();
+        let layer = RateLimitLayer::new(limiter, rule, key::header("x-user"));
         let read = Arc::new(AtomicU64::new(0));
         let begin = || async {
             let (mut body, read) = (download(&layer, "a", 100 * MB).await, Arc::clone(&read));
@@ -426,14 +441,14 @@ async fn switched_pace_is_one_for_all_bodies_of_a_key() {
         for (quota, rate) in [(after, 2 * MB), (before, MB)] {
             switch.set(quota).unwrap();
             begin().await;
-            for second in 0..4 {
+            for second in 0..7 {
                 read.store(0, Ordering::Relaxed);
                 tokio::time::sleep(SECOND).await;
                 let bytes = read.load(Ordering::Relaxed);
                 // At most the batch that was under way is of the pace before.
-                assert!(bytes <= rate + rate / 8, "{bytes} of {quota} in second {second}, after another quota");
-                // What the larger quota gave is used up under the smaller one first.
-                assert!(second < 3 || bytes >= rate * 9 / 10, "{bytes} of {quota} in second {second}");
+                assert!(bytes <= rate + rate / 8, "{bytes} of {quota} in second {second} at {phase:?}");
+                // What the larger quota gave is used up under the smaller one first, and batches grow step by step.
+                assert!(second < 5 || bytes >= rate * 9 / 10, "{bytes} of {quota} in second {second} at {phase:?}");
             }
         }
     }

@@ -236,8 +236,8 @@ mod tests {
         PaceAnswer::Denied { wait: Wait::After(wait), remaining }
     }
 
-    /// Reads one body to its end and, after five seconds, another body of the same account, for ten seconds together, in
-    /// Tokio's paused time. Returns the milliseconds and the units of each question to the source. `answer` gets the
+    /// Reads one body to its end and, after five seconds, another body of the same account, for ten seconds together,
+    /// in Tokio's paused time. Returns the milliseconds and the units of each question to the source. `answer` gets the
     /// number of the question, from 0 on, and its units.
     async fn questions(answer: impl Fn(usize, u64) -> PaceAnswer + Send + Sync + 'static) -> Vec<(u128, u64)> {
         let (asked, began) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
