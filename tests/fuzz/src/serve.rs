@@ -20,6 +20,12 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
 #[allow(dead_code, reason = "other commands use the rest")]
+#[path = "../../../cli/src/check.rs"]
+mod check;
+#[allow(dead_code, reason = "other commands use the rest")]
+#[path = "../../../cli/src/diff.rs"]
+mod diff;
+#[allow(dead_code, reason = "other commands use the rest")]
 #[path = "../../../cli/src/exit.rs"]
 mod exit;
 #[allow(dead_code, reason = "other commands use the rest")]
