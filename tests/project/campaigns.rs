@@ -124,3 +124,39 @@ fn planted_defects_are_found_by_tests_that_are_there() {
         }
     }
 }
+
+/// Returns the modules of the crate that code names.
+fn modules_named(code: &str) -> Vec<&str> {
+    let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or(code);
+    let mut found = Vec::new();
+    for after in code.split("crate::").skip(1) {
+        let names = after.strip_prefix('{').and_then(|list| list.split('}').next()).unwrap_or(after);
+        let names = if after.starts_with('{') { names.split(',').collect() } else { vec![names] };
+        let word = |name: &'_ str| name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
+        found.extend(names.into_iter().map(str::trim_start).map(|name| &name[..word(name)]));
+    }
+    found
+}
+
+/// Fuzz targets compile modules of the program, and no check builds the targets. In the modules `crate` is the target.
+#[test]
+fn fuzz_targets_have_the_modules_that_the_program_names() {
+    let (mut targets, mut program) = (Vec::new(), Vec::new());
+    files("tests/fuzz/src", &mut targets);
+    files("cli/src", &mut program);
+    let (_, main) = program.iter().find(|(name, _)| name == "cli/src/main.rs").expect("the program has a main file");
+    let is_module = |name: &str| main.contains(&format!("\nmod {name};"));
+    let mut seen = 0;
+    for (target, text) in &targets {
+        for path in text.split("#[path = \"../../../").skip(1).filter_map(|after| after.split('"').next()) {
+            let is_in_it = |name: &str| name.starts_with(path.trim_end_matches("mod.rs")) && !name.contains("tests");
+            for (file, code) in program.iter().filter(|(name, _)| is_in_it(name)) {
+                for module in modules_named(code).into_iter().filter(|name| is_module(name)) {
+                    assert!(text.contains(&format!("\nmod {module};")), "{target} needs the module {module} of {file}");
+                    seen += 1;
+                }
+            }
+        }
+    }
+    assert!(seen > 5, "{seen} names of modules");
+}
