@@ -406,6 +406,19 @@ fn haproxy_refuses_if_its_script_fails() {
     assert!(most.count() <= 3);
 }
 
+/// A proxy takes the host of the URI for that of the request.
+#[test]
+fn host_header_does_not_hide_the_host_of_the_uri() {
+    let rules = "rules: [{name: api, quota: 2 per hour, key: client-ip, match: {host: api.example}}]";
+    for setup in [nginx, caddy, haproxy, envoy, traefik] {
+        let setup = setup(Server::start(rules, &[]));
+        let status = |target: &str, host: &str| get(setup.proxy.address, target, &[("Host", host)]).status;
+        let passed = (0..4).filter(|_| status("http://api.example/", "other.example") == 200).count();
+        assert!(passed <= 2, "{passed} passed");
+        assert_eq!(status("/", "other.example"), 200);
+    }
+}
+
 /// Caddy forwards no header that a client names in `Connection`.
 #[test]
 fn client_cannot_make_caddy_leave_its_key_out() {
