@@ -85,7 +85,8 @@ impl Connection {
     }
 }
 
-/// Reads the head of a message: its first line, and its headers in lower case.
+/// Reads the head of a message: its first line, and its headers in lower case. ` and ` is between the values of lines
+/// with one name.
 fn head(reader: &mut impl BufRead) -> std::io::Result<(String, HashMap<String, String>)> {
     let mut lines = Vec::new();
     loop {
@@ -100,9 +101,12 @@ fn head(reader: &mut impl BufRead) -> std::io::Result<(String, HashMap<String, S
         }
     }
     let first = lines.remove(0);
-    let headers = lines.iter().filter_map(|line| line.split_once(':'));
-    let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()));
-    Ok((first, headers.collect()))
+    let mut headers = HashMap::<String, String>::new();
+    for (name, value) in lines.iter().filter_map(|line| line.split_once(':')) {
+        let (name, value) = (name.to_ascii_lowercase(), value.trim());
+        headers.entry(name).and_modify(|all| *all += &format!(" and {value}")).or_insert_with(|| value.to_owned());
+    }
+    Ok((first, headers))
 }
 
 /// Sends one request.
