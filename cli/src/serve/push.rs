@@ -150,7 +150,8 @@ pub(crate) fn push(options: &PushOptions, output: &mut Output) -> Result<u8, Str
                     changes_of(&before.value, &text),
                 ),
                 (None, None) => {
-                    let page = "\nThe status page of each server says what changes.";
+                    let page = "\nThe store does not have these files, so nothing is compared here: the status page of \
+                                each server says what changes.";
                     ("instead of those of their own files".to_owned(), page.to_owned())
                 }
             };

@@ -296,7 +296,9 @@ fn push_and_rollback_say_which_rules_they_replace() {
     let (code, said) = push("bob", 0, "7");
     let note = "rules.yaml:1:31: note: the quota of the rule `client` is 0, so each request";
     assert!(
-        code == Some(0) && said.starts_with(note) && said.contains("The status page of each server says"),
+        code == Some(0)
+            && said.starts_with(note)
+            && said.contains("nothing is compared here: the status page of each server says what changes"),
         "{said}"
     );
 }
