@@ -279,8 +279,8 @@ impl StatusPage {
 
     /// Looks whether the key or the network of a change is mistyped, as the page does when an operator types one. The
     /// returned warning says that nothing is counted for the key now, and that the page does not list the key. Or it
-    /// says that the change denies a network larger than an IPv4 `/8` or an IPv6 `/16`. The key or the network may
-    /// still be right, so the change can be made all the same.
+    /// says that the change denies an IPv4 `/8`, an IPv6 `/16`, or a larger network. The key or the network may still
+    /// be right, so the change can be made all the same.
     ///
     /// For an override or a plan, the limiters of the page's [layers](Self::layer) are asked about the policy with the
     /// name of the change. For an entry of an access list, they are asked about all policies. A limiter with a store

@@ -265,14 +265,14 @@ impl<'a> SettingRequest<'a> {
     }
 }
 
-/// Returns a warning if a denied network is larger than an IPv4 `/8` or an IPv6 `/16`.
+/// Returns a warning if a denied network is an IPv4 `/8`, an IPv6 `/16`, or larger.
 fn denies_many(network: IpNet) -> Option<String> {
-    let (family, usual) = match network {
+    let (family, large) = match network {
         IpNet::V4(_) => ("IPv4", 8),
         IpNet::V6(_) => ("IPv6", 16),
     };
     let length = network.prefix_len();
-    (length < usual).then(|| {
+    (length <= large).then(|| {
         let share = 1_u32 << length;
         format!(
             "the denied network is a /{length}, which has one of {share} of all {family} addresses. If a smaller one is \
