@@ -439,7 +439,7 @@ pub enum RulesEvent {
         file: Option<PathBuf>,
         /// The number of rules, or of limits if the file has Envoy's format.
         rules: usize,
-        /// The rules that are new, gone, or have another quota or mode, in words: at most 10, and the number of the
+        /// The rules that are new or gone, and the settings that changed, in words: at most 10, and the number of the
         /// others. Empty if only an error ended.
         changes: String,
     },

@@ -266,6 +266,10 @@ fn refused_rules_are_a_warning_whatever_observes_them() {
         "rules: [{name: b, quota: 1/s, key: global}, {name: all, quota: 6 per hour, mode: shadow, key: global}]";
     rules.replace(others).unwrap();
     rules.replace(format!("# A comment.\n{others}")).unwrap();
+    let applied = "rules: [{name: b, quota: 1/s, key: path}, {name: all, quota: 6 per hour, mode: shadow, key: global, \
+                   match: {path: /logins}}]\naccess: {deny: [192.0.2.0/24]}";
+    rules.replace(applied).unwrap();
+    rules.replace(format!("{applied}\n{}", "# A long comment.\n".repeat(5_000))).unwrap();
     rules.replace("rules: []").unwrap();
     let written = events.written.lock().unwrap();
     let [refused, loaded, then @ ..] = &written[..] else { panic!("{written:?}") };
@@ -276,7 +280,9 @@ fn refused_rules_are_a_warning_whatever_observes_them() {
     assert_eq!(*loaded, format!("INFO message=version 1 {now}: {words};{fields}"));
     let changes = [
         "all: 6 per hour, token bucket -> 6 per hour, token bucket (shadow); b is new",
-        "no quota and no mode changed",
+        "no rule and no access list changed",
+        "b: `key` was global, is path; all: it applies to fewer requests: `path`; `deny`, new: 192.0.2.0/24",
+        "only quotas and modes were compared, because the rules are too long",
         "all is gone; b is gone",
     ];
     for (event, changes) in then.iter().zip(changes) {

@@ -74,6 +74,14 @@ impl RuleChange {
     pub fn message(&self) -> &str {
         &self.message
     }
+
+    /// Returns whether the quotas and the mode of a rule show the change: a rule is new or gone, or one of its quotas
+    /// or its mode changed.
+    pub(super) fn is_of_quota_or_mode(&self) -> bool {
+        let shown = ["`quota` ", "`mode` ", "`block` ", "`candidate` "];
+        matches!(self.kind, RuleChangeKind::Added | RuleChangeKind::Removed)
+            || shown.iter().any(|field| self.message.starts_with(field))
+    }
 }
 
 /// Replaces characters that must not be sent to a terminal.

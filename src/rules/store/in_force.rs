@@ -7,6 +7,7 @@ use std::sync::Arc;
 #[cfg(feature = "fleet")]
 use super::super::bind::operate;
 use super::super::bind::{Bound, RulesHistory, bind};
+use super::super::compare::{RuleChange, compare};
 use super::super::error::{Problems, RulesError};
 use super::super::names::Names;
 use super::super::problem::{Position, Quoted, RulesErrorKind};
@@ -25,6 +26,13 @@ use crate::rules_in_force::RulesInForce;
 
 /// The maximum number of changes of rules that are logged.
 const CHANGES_MAX: usize = 10;
+
+/// The maximum length of the text of a change other than of quotas and modes, in characters.
+const CHANGE_MAX: usize = 300;
+
+/// The length of the longest text that is compared, in bytes. The time grows with the square of the number of renamed
+/// rules.
+const COMPARED_MAX: usize = 64 << 10;
 
 /// A text of rules, with its origin.
 #[derive(Clone)]
@@ -67,7 +75,8 @@ pub(super) struct RulesOrigin {
 pub(super) struct Draft {
     pub(super) text: RulesText,
     pub(super) origin: RulesOrigin,
-    /// The domain of the rules in force.
+    /// The text of the rules in force, and their domain.
+    pub(super) before: RulesText,
     pub(super) domain: Option<Box<str>>,
     pub(super) layers: Vec<Arc<dyn Follow>>,
     /// True if the text has to end with `...`.
@@ -116,6 +125,23 @@ impl Draft {
         let made = made.and_then(|made| made.accepted_by(layers, domain.as_deref()).map(|()| made));
         made.map_err(|error| text.located(error))
     }
+
+    /// Returns what the text changes, other than quotas and modes. Returns `None` if this is not known, because a text
+    /// is too long or cannot be compared.
+    pub(super) fn other_changes(&self) -> Option<Vec<String>> {
+        let (before, now) = (&self.before.content, &self.text.content);
+        if before == now {
+            return Some(Vec::new());
+        }
+        let is_short = before.len().max(now.len()) <= COMPARED_MAX;
+        let changes = is_short.then(|| compare(before, now).ok()).flatten()?;
+        let others = changes.iter().filter(|change| !change.is_of_quota_or_mode());
+        let text = |change: &RuleChange| match change.rule() {
+            Some(rule) => format!("{rule}: {}", change.message()),
+            None => change.message().to_owned(),
+        };
+        Some(others.map(text).map(shortened).collect())
+    }
 }
 
 impl InForce {
@@ -151,9 +177,9 @@ impl InForce {
         RulesEvent::loaded(self.rules.version, file, self.count, changes)
     }
 
-    /// Describes the differences in the quotas and modes of rules as text, at most 10 differences and the number of
-    /// the further differences.
-    pub(super) fn changes_since(&self, before: &Self) -> String {
+    /// Describes the differences from other rules as text, at most 10 differences and the number of the further
+    /// differences. `others` are the differences of the texts other than quotas and modes, if they are known.
+    pub(super) fn changes_since(&self, before: &Self, others: Option<Vec<String>>) -> String {
         let (old, new) = (before.rules.words(), self.rules.words());
         let is_in = |name: &str, words: &BTreeMap<String, String>| words.contains_key(name);
         let added = new.keys().filter(|name| !is_in(name, &old)).map(|name| format!("{name} is new"));
@@ -162,11 +188,22 @@ impl InForce {
             let then = old.get(name).filter(|then| *then != now)?;
             Some(format!("{name}: {then} -> {now}"))
         });
-        let all: Vec<String> = changed.chain(added).chain(gone).collect();
-        let Some(more) = all.len().checked_sub(CHANGES_MAX).filter(|more| *more > 0) else {
-            return if all.is_empty() { "no quota and no mode changed".to_owned() } else { all.join("; ") };
-        };
-        format!("{}; and {more} more", all.get(..CHANGES_MAX).unwrap_or_default().join("; "))
+        let is_compared = others.is_some();
+        let all = changed.chain(added).chain(gone).chain(others.unwrap_or_default());
+        let mut all: Vec<String> = all.collect();
+        #[cfg(feature = "fleet")]
+        match (before.settings.clients.is_some(), self.settings.clients.is_some()) {
+            (false, true) => all.push("operators allow or deny clients".to_owned()),
+            (true, false) => all.push("operators allow and deny no clients any more".to_owned()),
+            _ => {}
+        }
+        if !is_compared {
+            all.push("only quotas and modes were compared, because the rules are too long".to_owned());
+        }
+        if let Some(more) = all.len().checked_sub(CHANGES_MAX).filter(|more| *more > 0) {
+            return format!("{}; and {more} more", all.get(..CHANGES_MAX).unwrap_or_default().join("; "));
+        }
+        if all.is_empty() { "no rule and no access list changed".to_owned() } else { all.join("; ") }
     }
 
     /// Returns the domain of a file in Envoy's form.
@@ -205,6 +242,14 @@ impl InForce {
             }
         }
         problems.into_result(Some(()))
+    }
+}
+
+/// Cuts the text of a change that is too long for a line of a log, such as a change of many networks.
+fn shortened(change: String) -> String {
+    match change.char_indices().nth(CHANGE_MAX) {
+        Some((end, _)) => format!("{} …", change.get(..end).unwrap_or_default()),
+        None => change,
     }
 }
 

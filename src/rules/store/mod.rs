@@ -140,6 +140,7 @@ impl RuleStore {
                 Ok(next) => next,
                 Err(error) => return Err(RefusedRules { error, text: draft.text }.into()),
             };
+            let others = draft.other_changes();
             let mut state = self.state();
             if state.changes != draft.changes {
                 continue;
@@ -156,7 +157,7 @@ impl RuleStore {
                 }
                 return Ok(version);
             }
-            let (changes, version) = (next.changes_since(&state.in_force), next.rules.version);
+            let (changes, version) = (next.changes_since(&state.in_force, others), next.rules.version);
             state.end_error(wish, &draft.text);
             state.take(wish, &draft.text);
             if next.text.content == state.in_force.text.content {

@@ -137,7 +137,8 @@ impl RulesState {
             settings: self.settings.clone(),
         };
         let (domain, layers, changes) = (self.in_force.domain(), self.layers(), self.changes);
-        Draft { text, origin, domain, layers, is_marked: self.is_marked && is_of_file, changes }
+        let before = self.in_force.text.clone();
+        Draft { text, origin, before, domain, layers, is_marked: self.is_marked && is_of_file, changes }
     }
 
     /// Takes over a text that is valid. If the text is new, it is the program's own text from now on.

@@ -4,6 +4,7 @@ use super::*;
 use crate::base::time::Timestamp;
 use crate::fleet::FleetChange;
 use crate::limiter::UnsupportedQuotaKind;
+use crate::middleware::{AccessList, Overrides};
 use crate::mode::Mode;
 
 type Interrupt = Box<dyn FnOnce() + Send>;
@@ -141,6 +142,26 @@ fn error_of_own_rules_outlives_what_operators_change() {
     store.replace(&text(1)).unwrap();
     assert_eq!(store.error(), None);
     assert!(matches!(lock(&layer.events).last(), Some(RulesEvent::Loaded { version: 4, rules: 1, .. })));
+}
+
+#[test]
+fn change_of_operators_is_named() {
+    let (store, layer) = store();
+    let clients = || FleetRuleSettings { clients: Some(AccessList::new()), ..FleetRuleSettings::default() };
+    let overrides = || FleetRuleSettings { overrides: [("a".into(), Overrides::new())].into(), ..clients() };
+    for (settings, expected) in [
+        (shadow(), "a: 1 per hour, token bucket -> 1 per hour, token bucket (shadow)"),
+        (FleetRuleSettings::default(), "a: 1 per hour, token bucket (shadow) -> 1 per hour, token bucket"),
+        (clients(), "operators allow or deny clients"),
+        (overrides(), "a: 1 per hour, token bucket -> 1 per hour, token bucket, unless overridden for a key"),
+        (clients(), "a: 1 per hour, token bucket, unless overridden for a key -> 1 per hour, token bucket"),
+        (FleetRuleSettings::default(), "operators allow and deny no clients any more"),
+    ] {
+        store.follow_fleet(None, settings);
+        let events = lock(&layer.events);
+        let Some(RulesEvent::Loaded { changes, .. }) = events.last() else { panic!("{events:?}") };
+        assert_eq!(changes, expected);
+    }
 }
 
 #[test]
