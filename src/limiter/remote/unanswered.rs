@@ -14,8 +14,8 @@ pub(crate) enum Unanswered {
     /// Earlier requests would have delayed the answer beyond the deadline. The request was not sent.
     Shed(Shed),
     /// Even if no other call is under way, a call takes this time, which is longer than the deadline. The
-    /// request was not sent.
-    TooFar { call: Duration, deadline: Duration },
+    /// request was not sent. `quickest` is the duration of the quickest call of the last seconds.
+    TooFar { call: Duration, deadline: Duration, quickest: Option<Duration> },
     /// Earlier requests took longer than this deadline. The request was not sent.
     NotSent(Duration),
     /// This process had no time to read an answer within this deadline.
@@ -90,6 +90,23 @@ fn timed_out(deadline: Duration, quickest: Option<Duration>) -> String {
     }
 }
 
+/// Returns the text for a check that is not sent, because a call takes longer than the deadline. The store is far only
+/// if even the quickest call took long.
+fn too_far(call: Duration, deadline: Duration, quickest: Option<Duration>) -> String {
+    let advice = match quickest {
+        Some(quickest) if quickest < deadline / 2 => {
+            let quickest = rounded(quickest);
+            format!("its quickest answer of the last seconds took {quickest}, so the store is busy, or this process is")
+        }
+        _ => "use a longer deadline, or a store that is nearer".to_owned(),
+    };
+    format!(
+        "answers of the store come too late: a call takes about {}, and the deadline is {deadline:?}; this check was not \
+         sent; {advice}",
+        rounded(call)
+    )
+}
+
 /// Formats a time with about three digits.
 fn rounded(time: Duration) -> String {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
@@ -110,14 +127,7 @@ impl Unanswered {
                 format!("{waiting} checks wait for the store already: this check was not sent"),
             ),
             Self::Shed(shed) => (StoreErrorKind::Overloaded, shed.message()),
-            Self::TooFar { call, deadline } => (
-                StoreErrorKind::Timeout,
-                format!(
-                    "answers of the store come too late: a call takes about {}, and the deadline is {deadline:?}; this \
-                     check was not sent; use a longer deadline, or a store that is nearer",
-                    rounded(call)
-                ),
-            ),
+            Self::TooFar { call, deadline, quickest } => (StoreErrorKind::Timeout, too_far(call, deadline, quickest)),
             Self::NotSent(deadline) => (
                 StoreErrorKind::Overloaded,
                 format!("earlier checks took longer than {deadline:?}: this check was not sent"),
@@ -160,14 +170,21 @@ mod tests {
             "the store answers about 12760 checks of this process a second, 900 checks wait, a call takes 40.1ms, and \
              the deadline is 100ms: this check was not sent, because its answer would come too late"
         );
-        let (kind, message) = Unanswered::TooFar { call: 3 * call, deadline }.kind_and_message();
-        assert_eq!(kind, StoreErrorKind::Timeout);
-        assert!(
-            message.starts_with(
-                "answers of the store come too late: a call takes about 120.3ms, and the deadline is 100ms;"
-            ),
-            "{message}"
-        );
+    }
+
+    #[test]
+    fn store_is_called_far_only_if_its_quickest_call_is_long() {
+        let (call, deadline) = (Duration::from_micros(120_370), Duration::from_millis(100));
+        let near = "its quickest answer of the last seconds took 386µs, so the store is busy, or this process is";
+        let far = "use a longer deadline, or a store that is nearer";
+        for (quickest, advice) in [(Some(386), near), (Some(91_000), far), (None, far)] {
+            let quickest = quickest.map(Duration::from_micros);
+            let (kind, message) = Unanswered::TooFar { call, deadline, quickest }.kind_and_message();
+            assert_eq!(kind, StoreErrorKind::Timeout);
+            let said = "answers of the store come too late: a call takes about 120.3ms, and the deadline is 100ms; this \
+                        check was not sent; ";
+            assert_eq!(message, format!("{said}{advice}"));
+        }
     }
 
     #[test]

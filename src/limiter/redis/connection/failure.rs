@@ -228,10 +228,12 @@ pub(super) fn unanswered_probe(server: &Address, waited: Duration, connecting: D
 }
 
 /// The error of a call whose caller stops waiting, while the answers to other calls came too late. The last of them
-/// took the time `took`.
+/// took the time `took` after it was sent. Its caller may have waited before that.
 pub(super) fn late_answers(server: &Address, took: Duration, deadline: Duration) -> RedisError {
+    let waited = if took < deadline { " after a wait in this process" } else { "" };
     let message = format!(
-        "answers of Redis at {server} come too late: the last late one took {took:.0?}, and the deadline is {deadline:?}"
+        "answers of Redis at {server} come too late: the last late one took {took:.0?}{waited}, and the deadline is \
+         {deadline:?}"
     );
     RedisError::new(StoreErrorKind::Timeout, message)
 }
@@ -239,9 +241,12 @@ pub(super) fn late_answers(server: &Address, took: Duration, deadline: Duration)
 /// The error of a call whose caller stops waiting. `silence` is the time since something last came from the server.
 pub(super) fn no_answer(server: &Address, deadline: Duration, silence: Duration) -> RedisError {
     let silence = rounded(silence);
-    let message =
-        format!("no answer from Redis at {server} within {deadline:?}: nothing has come from it for {silence:?}");
-    RedisError::new(StoreErrorKind::Timeout, message)
+    let found = if silence < deadline {
+        "something came from it meanwhile, so it is slow or has just fallen silent".to_owned()
+    } else {
+        format!("nothing has come from it for {silence:?}")
+    };
+    RedisError::new(StoreErrorKind::Timeout, format!("no answer from Redis at {server} within {deadline:?}: {found}"))
 }
 
 /// Returns a hint for a server that does not answer although its URL asks for TLS. A server that does not speak TLS
@@ -253,4 +258,25 @@ fn tls_hint(uses_tls: bool) -> &'static str {
 /// Returns a time in whole milliseconds.
 fn rounded(time: Duration) -> Duration {
     Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_below_the_deadline_is_no_reason_for_a_failure() {
+        let (server, ms) = (Address::new("cache", 6379), Duration::from_millis);
+        for (error, said) in [
+            (late_answers(&server, ms(41), ms(50)), "took 41ms after a wait in this process, and the deadline is 50ms"),
+            (late_answers(&server, ms(67), ms(50)), "took 67ms, and the deadline is 50ms"),
+            (
+                no_answer(&server, ms(50), ms(4)),
+                "something came from it meanwhile, so it is slow or has just fallen silent",
+            ),
+            (no_answer(&server, ms(50), ms(74)), "nothing has come from it for 74ms"),
+        ] {
+            assert!(error.to_string().ends_with(said), "{error}");
+        }
+    }
 }

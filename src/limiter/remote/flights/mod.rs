@@ -299,7 +299,7 @@ impl<F: RemoteStore> Lanes<F> {
         if lane.queue.ready() > 0 && room < most.units.max(1) {
             lane.window.record_limit();
         }
-        let why = (!batch.late.is_empty()).then(|| lane.shed(self.deadline, most, waiting));
+        let why = (!batch.late.is_empty()).then(|| lane.shed(now, self.deadline, most, waiting));
         let begins = lane.begins_flight(most);
         drop(lane);
         if begins {
@@ -331,7 +331,7 @@ impl<F: RemoteStore> Lanes<F> {
         if lane.answered == queued.answered || !lane.queue.has(queued.number) {
             return Unanswered::TimedOut { deadline, quickest: lane.quickest.read(Instant::now()) };
         }
-        lane.too_far(deadline).unwrap_or(Unanswered::NotSent(deadline))
+        lane.too_far(Instant::now(), deadline).unwrap_or(Unanswered::NotSent(deadline))
     }
 }
 
@@ -367,7 +367,7 @@ impl<F: RemoteStore> Lane<F> {
             return None;
         }
         self.window.record_limit();
-        Some(self.shed(deadline, most, waiting))
+        Some(self.shed(now, deadline, most, waiting))
     }
 
     /// Returns whether a request fits the pace: requests are sent evenly, as many as the window has in the time of a
@@ -386,16 +386,16 @@ impl<F: RemoteStore> Lane<F> {
     }
 
     /// Returns the reason why checks are not sent.
-    fn shed(&self, deadline: Duration, most: CallLimits, waiting: usize) -> Unanswered {
+    fn shed(&mut self, now: Instant, deadline: Duration, most: CallLimits, waiting: usize) -> Unanswered {
         let call = self.window.call().unwrap_or_default();
-        let shed = || Unanswered::Shed(Shed { waiting, carries: self.carries(most), call, deadline });
-        self.too_far(deadline).unwrap_or_else(shed)
+        let shed = Unanswered::Shed(Shed { waiting, carries: self.carries(most), call, deadline });
+        self.too_far(now, deadline).unwrap_or(shed)
     }
 
     /// Returns the reason why checks are not sent if even a lone call takes longer than the deadline.
-    fn too_far(&self, deadline: Duration) -> Option<Unanswered> {
+    fn too_far(&mut self, now: Instant, deadline: Duration) -> Option<Unanswered> {
         let call = self.window.alone().filter(|alone| *alone >= deadline)?;
-        Some(Unanswered::TooFar { call, deadline })
+        Some(Unanswered::TooFar { call, deadline, quickest: self.quickest.read(now) })
     }
 
     /// Returns how many units can be in flight, at least one.
