@@ -188,12 +188,25 @@ impl Diagnostics {
     }
 
     fn look_for_peer(&self, settings: &Settings, head: &Head<'_>) {
-        let user = if settings.rules.iter().any(BoundRule::is_by_peer) {
-            "a rule counts by key::peer_ip"
-        } else if settings.access.iter().any(BoundList::is_by_peer) {
-            "an access list looks up key::peer_ip"
-        } else {
-            return;
+        let (rules, lists) = settings.of_source();
+        let (rule, list) = (
+            settings.rules.iter().position(BoundRule::is_by_peer),
+            settings.access.iter().position(BoundList::is_by_peer),
+        );
+        let in_program = "use key::client_ip(TrustedProxies::count(1)?) or name the proxies' networks";
+        let (user, remedy) = match (rule, list) {
+            (Some(at), _) if at < rules => (
+                "a rule counts by `key: peer-ip`",
+                "write `key: client-ip`, which uses the trusted proxies (`--trust` of the server, or \
+                 RulesBuilder::trusted_proxies)",
+            ),
+            (Some(_), _) => ("a rule counts by key::peer_ip", in_program),
+            (None, Some(at)) if at < lists => (
+                "`allow` and `deny` of the rules look up the address of the peer",
+                "name the trusted proxies by RulesBuilder::trusted_proxies",
+            ),
+            (None, Some(_)) => ("an access list looks up key::peer_ip", in_program),
+            (None, None) => return,
         };
         if peer_address(head).is_none() {
             self.peer_is_unknown(user);
@@ -202,8 +215,7 @@ impl Diagnostics {
             self.notice(SetupWarningKind::ProxyNotTrusted, || {
                 format!(
                     "{user}, and a request has the header {name}: behind a proxy all clients share the proxy's address, so \
-                     use key::client_ip(TrustedProxies::count(1)?) or name the proxies' networks; without a proxy a client \
-                     has made the header up, and there is nothing to do"
+                     {remedy}; without a proxy a client has made the header up, and there is nothing to do"
                 )
             });
         }

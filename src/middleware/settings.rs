@@ -80,9 +80,14 @@ impl Settings {
     /// The rules that are not from the source.
     #[cfg(feature = "rules")]
     pub(super) fn own_rules(&self) -> &[BoundRule] {
-        let sourced = self.source.as_ref().map_or(0, |sourced| sourced.rules);
+        let (sourced, _) = self.of_source();
         debug_assert!(sourced <= self.rules.len(), "the rules of the source are among those of the layer");
         self.rules.get(sourced..).unwrap_or_default()
+    }
+
+    /// Returns how many of the first rules and of the first access lists are from the source.
+    pub(super) fn of_source(&self) -> (usize, usize) {
+        self.source.as_ref().map_or((0, 0), |sourced| (sourced.rules, sourced.lists))
     }
 
     /// Returns the finder of the source's rules, which are the layer's first rules, and their number.

@@ -253,6 +253,26 @@ async fn request_without_a_path_is_not_left_out() {
 }
 
 #[tokio::test]
+async fn setup_warning_has_the_words_of_the_file() {
+    for (text, words) in [
+        (
+            "rules: [{name: a, quota: 5 per minute, key: peer-ip}]",
+            ["a rule counts by `key: peer-ip`", "write `key: client-ip`"],
+        ),
+        (
+            "rules: [{name: a, quota: 5 per minute, key: global}]\naccess: {deny: [192.0.2.0/24]}",
+            ["`allow` and `deny` of the rules look up the address of the peer", "name the trusted proxies"],
+        ),
+    ] {
+        let layer = layer(&Rules::from_text(text).unwrap());
+        let forwarded = request("GET", "/", &[("x-forwarded-for", "203.0.113.7")]);
+        assert_eq!(status(&layer, from("198.51.100.1", forwarded)).await, 200);
+        let warning = layer.check().unwrap_err().to_string();
+        assert!(words.iter().all(|words| warning.contains(words)) && !warning.contains("key::"), "{warning}");
+    }
+}
+
+#[tokio::test]
 async fn client_that_hides_its_address_escapes_no_rule() {
     let proxies = TrustedProxies::networks(["192.0.2.0/24"]).unwrap();
     let text = "rules: [{name: a, quota: 0 per minute, key: global, match: {client: [10.0.0.0/8]}}]";
