@@ -155,12 +155,13 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
 }
 
 /// Writes why checks of a store fail, the most frequent recent reason first. If checks failed recently with some of the
-/// errors, the other errors are left out.
+/// errors, the other errors are left out. While a server is down, checks fail at once, and no error is reported for
+/// them. The page shows the error of the server instead.
 fn store_errors(html: &mut String, now: Timestamp, events: &EventCounts) -> fmt::Result {
     let failed: u64 = events.newest_errors().map(|(_, count)| count).sum();
     let lately = |kind: StoreErrorKind| events.newest_errors().find(|(other, _)| *other == kind).map_or(0, |it| it.1);
     let mut errors = events.store_errors().filter(|(kind, ..)| failed == 0 || lately(*kind) > 0).peekable();
-    if errors.peek().is_none() {
+    if failed == 0 && errors.peek().is_none() {
         return Ok(());
     }
     let (all, seconds) = (failed.saturating_add(events.newest_decided()), NEWEST.as_secs());
@@ -176,6 +177,10 @@ fn store_errors(html: &mut String, now: Timestamp, events: &EventCounts) -> fmt:
     for (kind, error, at) in errors {
         let ago = About(now.saturating_since(at));
         write!(html, "\n<b>{} {kind}</b>, noted {ago} ago: {}", Count(lately(kind)), HtmlText(error))?;
+    }
+    let is_noted = |kind| events.store_errors().any(|(noted, ..)| noted == kind);
+    for (kind, count) in events.newest_errors().filter(|(kind, count)| *count > 0 && !is_noted(*kind)) {
+        write!(html, "\n<b>{} {kind}</b>", Count(count))?;
     }
     html.push_str("</pre>");
     Ok(())

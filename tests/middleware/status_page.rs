@@ -452,6 +452,15 @@ async fn server_that_was_never_reached_is_shown_with_its_error() {
     assert_eq!(limiter["error"], "cache:6379 does not answer: connection <refused>");
     let down = serde_json::json!([{"server": "cache:6379", "error": "connection <refused>"}]);
     assert_eq!(limiter["servers_down"], down);
+    // Checks that fail at once, because the server is down, have no error of their own.
+    let failed = LimiterEvent::store_checked(Duration::ZERO, Some(StoreErrorKind::Unavailable));
+    for _ in 0..45 {
+        world.stats.on_limiter_event(&failed);
+    }
+    world.clock.advance(Duration::from_secs(5));
+    let html = page().await;
+    let shown = "<b>45 of 45 checks of the store failed in the last 15 s.</b>\n<b>45 unavailable</b></pre>";
+    assert!(html.contains(shown), "{html}");
     world.stats.on_limiter_event(&LimiterEvent::store_up("cache:6379"));
     assert!(!page().await.contains("refused&gt;"));
     assert!(json(&world.page).await["limiter"]["error"].is_null());
