@@ -27,7 +27,7 @@ Events of the log:
   store-recovered        checks of requests succeed again, and none has failed for 5 seconds
   store-down, store-up   a server of the store does not answer, or answers again
   store-left             a server of the store is not in use any more
-  store-far              a round trip to the store takes more than half of --deadline
+  store-far              at the first connection, a round trip to the store takes more than half of --deadline
   scripts-forgotten      Redis was restarted or replaced, and may have lost counts, or its scripts were flushed
   master-changed         sentinels name another master of Redis, and the server uses it
   too-many-quotas        a limiter in memory has no number left for a quota
