@@ -61,6 +61,8 @@ struct Inner {
     origin: Origin,
     /// The quotas for requests that bring no quota, in words, if these quotas are known.
     usual: Option<Box<str>>,
+    /// The name of the plan that has the quota, if a file of rules names it.
+    plan: Option<Box<str>>,
 }
 
 /// The origin of a policy's name and quota.
@@ -238,7 +240,20 @@ impl Policy {
     /// Returns the policy under another name, in headers and in the store.
     pub(crate) fn with_names(&self, name: String, stored: Option<String>) -> Option<Self> {
         let stored = stored.map(checked).transpose().ok()?.map(String::into_boxed_str);
-        Some(Self::build(checked(name).ok()?, self.0.quota, self.0.unit.clone(), stored, self.0.origin))
+        let Self(built) = Self::build(checked(name).ok()?, self.0.quota, self.0.unit.clone(), stored, self.0.origin);
+        Some(Self(Arc::new(Inner { plan: self.0.plan.clone(), ..(*built).clone() })))
+    }
+
+    /// Returns the policy of the plan with this name.
+    #[cfg(feature = "rules")]
+    pub(crate) fn of_plan(&self, name: &str) -> Self {
+        Self(Arc::new(Inner { plan: Some(name.into()), ..(*self.0).clone() }))
+    }
+
+    /// Returns the name of the plan that has the quota, if a file of rules names it.
+    #[cfg(feature = "status")]
+    pub(crate) fn plan(&self) -> Option<&str> {
+        self.0.plan.as_deref()
     }
 
     /// Returns the name that the policy's states are stored under, if it is not the policy's own name.
@@ -353,6 +368,7 @@ impl Policy {
             item,
             origin,
             usual: None,
+            plan: None,
         }))
     }
 }

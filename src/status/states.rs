@@ -161,7 +161,11 @@ fn row(html: &mut String, state: &KeyState, is_chosen: bool) -> fmt::Result {
     } else {
         write!(html, "<span class=\"name\">{name}</span>")?;
     }
-    write!(html, "<div class=\"quota\">{}</div></td>", HtmlText(&policy.quota_words()))?;
+    html.push_str("<div class=\"quota\">");
+    if let Some(plan) = policy.plan() {
+        write!(html, "{}: ", HtmlText(plan))?;
+    }
+    write!(html, "{}</div></td>", HtmlText(&policy.quota_words()))?;
     let fingerprint = &state.shown.fingerprint;
     match &state.shown.name {
         Some(name) => {

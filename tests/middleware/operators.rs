@@ -18,6 +18,7 @@ use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
 use tower_ratelimit::middleware::{ModeSwitch, Overrides};
 use tower_ratelimit::observe::{ActionKind, OperatorAction, Stats, StatusPage};
+use tower_ratelimit::rules::Rules;
 use tower_ratelimit::{Head, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, key};
 
 use crate::support::{Trouble, memory};
@@ -557,6 +558,24 @@ async fn plan_of_a_key_is_reset_once() {
     let done = world.post("alice", &format!("action=reset&token={token}")).await.1;
     assert_eq!(done["actions"].as_array().unwrap().len(), 1);
     assert_eq!(world.send(4).await, 2);
+}
+
+#[tokio::test]
+async fn plan_of_a_file_is_shown_with_its_name() {
+    let world = World::new();
+    let stats = Stats::builder().max_recent_refusals(16).clock(world.clock.clone()).build();
+    let plans = "{by: header x-plan, quotas: {free: 2 per minute, <gold>: 9 per minute}, otherwise: free}";
+    let rules = Rules::from_text(format!("rules: [{{name: plan, key: header x-api-key, plans: {plans}}}]")).unwrap();
+    let layer = rules.layer(world.limiter.clone()).unwrap().observer(stats.clone());
+    let page = StatusPage::new(stats).layer("plans", &layer).operators(who, |_| {});
+    let world = World { layer, page, ..world };
+    assert_eq!(world.send(4).await, 2);
+    let mut explain = form("alice", &format!("action=explain&fingerprint={}", world.fingerprint().await));
+    explain.headers_mut().insert("accept", "text/html".parse().unwrap());
+    let html = text(&world.page, explain).await.1;
+    for shown in ["free: 2 per minute, debt up to 7, token bucket", "&lt;gold&gt;: 9 per minute, token bucket"] {
+        assert!(html.contains(&format!("<div class=\"quota\">{shown}</div>")), "{html}");
+    }
 }
 
 #[derive(Debug)]

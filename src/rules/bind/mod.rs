@@ -183,7 +183,9 @@ impl Binder<'_, '_> {
         let choose =
             move |head: &Head<'_>| plan_name(head).and_then(|key| by_name.get(&key).copied()).or(Some(otherwise));
         let rule = self.or_problem(position, Rule::plans(name, quotas, choose))?;
-        let policies = rule.policies().iter().map(|policy| self.stored_as(policy, stored));
+        let policies = rule.policies().iter().zip(&plans.quotas);
+        let policies = policies
+            .map(|(policy, (plan, _))| self.stored_as(policy, stored).map(|policy| policy.of_plan(&plan.value)));
         let policies = policies.collect::<Result<Vec<_>, _>>();
         Some(Rule { policies: self.or_problem(position, policies)?, ..rule })
     }
