@@ -87,6 +87,8 @@ pub(super) struct Ledger {
     executed: BTreeSet<u64>,
     /// The calls of which each request gets calls of its own, because the keys are on two servers.
     split: BTreeSet<u64>,
+    /// The calls and the places of requests that named a calendar's window in which the server's time was not.
+    outside: BTreeSet<(u64, usize)>,
     delivered: BTreeSet<u64>,
     claims: Vec<Claim>,
     /// The units that callers refunded.
@@ -226,8 +228,11 @@ impl Ledger {
         if now != now_us {
             self.problem(format!("call {number:x} was decided at {now}, and the server's time was {now_us}"));
         }
-        for (request, answer) in requests.iter().zip(answers) {
+        for (place, (request, answer)) in requests.iter().zip(answers).enumerate() {
             match answer {
+                Ok(RedisAnswer::Outside(_)) => {
+                    self.outside.insert((number, place));
+                }
                 Ok(RedisAnswer::Decided(decision)) => self.record_decision(process, number, at, now, request, decision),
                 Ok(RedisAnswer::Done | RedisAnswer::Behind | RedisAnswer::Missing) => {
                     self.record_correction(request, process, at, now)
@@ -643,7 +648,11 @@ impl Ledger {
         }
         NOTED.with_borrow(|noted| {
             let sent = noted.iter().flatten().filter(|(number, _)| !self.split.contains(number));
-            for (number, request) in sent.flat_map(|(number, all)| all.iter().map(move |one| (number, one))) {
+            let requests = sent.flat_map(|(number, all)| all.iter().enumerate().map(move |one| (number, one)));
+            for (number, (place, request)) in requests {
+                if self.outside.contains(&(*number, place)) && self.delivered.contains(number) {
+                    continue; // it is sent again, with another window
+                }
                 let refunded = (request.operation() == WireOperation::Refund).then(|| request.refunded()).flatten();
                 let (Some(receipt), Some((key, policy, ..))) = (refunded, request.charges().next()) else { continue };
                 if policy.limits_in_flight() {

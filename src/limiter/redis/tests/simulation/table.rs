@@ -22,9 +22,10 @@ impl Table {
         self.values.get(key).map(|(value, _)| value.clone())
     }
 
-    /// Returns the number of values that are there.
+    /// Returns the number of states that are there. The value of a probe has none.
     pub(super) fn count(&self, now_us: u64) -> usize {
-        self.values.values().filter(|(_, until_us)| now_us <= *until_us).count()
+        let is_state = |key: &str, until_us: u64| now_us <= until_us && !key.contains(":probe:");
+        self.values.iter().filter(|(key, (_, until_us))| is_state(key, *until_us)).count()
     }
 
     pub(super) fn load(&mut self, keys: &[Arc<str>], now_us: u64) -> Loaded {
