@@ -62,7 +62,7 @@ pub(super) async fn answer(server: &Arc<Server>, peer: IpAddr, mut request: Requ
         if request.headers().contains_key(AUTHORIZATION) {
             let count = server.unauthorized.fetch_add(1, Ordering::Relaxed) + 1;
             let message = format!("{peer} sent a wrong name or token; {count} such requests came since the start");
-            server.log_rarely("unauthorized", &message);
+            server.log_sometimes("unauthorized", &message);
         }
         let mut response = text(StatusCode::UNAUTHORIZED, "this is for operators: send your name and token");
         let asks = HeaderValue::from_static("Basic realm=\"tower-ratelimit\", charset=\"UTF-8\"");

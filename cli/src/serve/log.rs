@@ -44,12 +44,11 @@ Events of the log:
   fleet-restored         the store had lost them, as after FLUSHALL, and this server has written them back
   drain                  the server is about to end, or ends before all requests are answered
   end                    the server has ended
-At most once in a minute:
-  unauthorized           an operator's name or token is wrong
 At most once in 10 seconds each:
   untrusted              somebody whom --trust does not name has connected
   proxy                  a proxy's request lacks a header, or has it twice
   large-head             a request has more than 100 headers or 64 KiB of them, and nginx makes a 503 of the 431
+  unauthorized           an operator's name or token is wrong
   crowded                all connections at --admin are in use, and the address with the most loses its oldest
   listen-full            --max-connections are open
   accept                 a connection could not be accepted";
@@ -330,7 +329,7 @@ mod tests {
             files.filter(|file| file.is_file()).map(|file| std::fs::read_to_string(file).unwrap()).collect();
         let mut count = 0;
         let is_name = |event: &&str| event.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
-        for call in ["log_sometimes(", "log_rarely(", "log.warn(", "log.info(", "Level::Info,", "Level::Warn,"] {
+        for call in ["log_sometimes(", "log.warn(", "log.info(", "Level::Info,", "Level::Warn,"] {
             let quoted = text.split(call).skip(1).filter_map(|rest| rest.trim_start().strip_prefix('"'));
             for event in quoted.filter_map(|rest| rest.split('"').next()).filter(is_name) {
                 assert!(EVENTS.split([' ', ',', '\n']).any(|word| word == event), "{event} is not in the help text");

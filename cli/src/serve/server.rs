@@ -33,10 +33,8 @@ pub(crate) struct Server {
     pub(crate) noted: Mutex<BTreeMap<&'static str, Instant>>,
 }
 
-/// The time between two lines of the log about something that any peer can cause, and that time for something that may
-/// go on for long.
+/// The time between two lines of the log about something that any peer can cause.
 const NOTE_EVERY: Duration = Duration::from_secs(10);
-const NOTE_RARELY_EVERY: Duration = Duration::from_secs(60);
 
 /// The role of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,19 +48,10 @@ pub(crate) enum Role {
 impl Server {
     /// Writes a line about something that any peer can cause, at most one of each kind in ten seconds.
     pub(crate) fn log_sometimes(&self, event: &'static str, message: &str) {
-        self.log_once_in(NOTE_EVERY, event, message);
-    }
-
-    /// As `log_sometimes`, but at most one of each kind in a minute.
-    pub(crate) fn log_rarely(&self, event: &'static str, message: &str) {
-        self.log_once_in(NOTE_RARELY_EVERY, event, message);
-    }
-
-    fn log_once_in(&self, time: Duration, event: &'static str, message: &str) {
         let now = Instant::now();
         let is_due = {
             let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_due = noted.get(event).is_none_or(|last| now.duration_since(*last) >= time);
+            let is_due = noted.get(event).is_none_or(|last| now.duration_since(*last) >= NOTE_EVERY);
             if is_due {
                 noted.insert(event, now);
             }
