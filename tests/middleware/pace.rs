@@ -447,7 +447,8 @@ async fn switched_pace_is_one_for_all_bodies_of_a_key() {
                 let bytes = read.load(Ordering::Relaxed);
                 // At most the batch that was under way is of the pace before.
                 assert!(bytes <= rate + rate / 8, "{bytes} of {quota} in second {second} at {phase:?}");
-                // What the larger quota gave is used up under the smaller one first, and batches grow step by step.
+                // The units that were taken from the larger quota still count under the smaller one. After a denial
+                // an account asks for smaller batches for some seconds.
                 assert!(second < 5 || bytes >= rate * 9 / 10, "{bytes} of {quota} in second {second} at {phase:?}");
             }
         }
