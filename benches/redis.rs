@@ -28,7 +28,7 @@
 //! server and 5.6 and 5.1 of this process, where the five lines take 6.4 and 5.8. On a machine on which a lone call by
 //! hand takes 21 µs, the ratios at 16 are 0.96 and 1.00 (medians of 12 short runs). Under load the processor is short,
 //! and what a check lacks is in this process: system calls are the same, and the server's instructions nearly (below),
-//! but a lone check takes 2 to 3 times the instructions (40,100 where a call by hand takes 14,900).
+//! but a lone check takes 2 to 3 times the instructions (34,300 where a call by hand takes 13,300).
 //!
 //! The server's time for a decision was to be at most 1.25 times that of the leanest script known for its algorithm. A
 //! lone check's is more for a log, which also tells the reset, the window and the wait; under load, where checks go
