@@ -250,7 +250,14 @@ impl Plan {
     }
 
     fn add_move(&mut self, chance: &mut Chance) {
-        let (key, at) = (chance.below(self.keys.len() as u64) as usize, chance.below(1_500));
+        let key = chance.below(self.keys.len() as u64) as usize;
+        let at = if self.is_orderly {
+            // The moves of a slot do not overlap, as with `redis-cli`.
+            let steps = self.events.iter().filter(|(_, event)| matches!(event, Event::Slot { .. }));
+            steps.map(|(at, _)| at + 1).max().unwrap_or(0) + chance.below(500)
+        } else {
+            chance.below(1_500)
+        };
         let mut add = |at, step| self.events.push((at, Event::Slot { key, step }));
         if !self.is_orderly && chance.permille(250) {
             add(at, SlotStep::Lose);
