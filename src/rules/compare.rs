@@ -45,16 +45,22 @@ labelled! {
 pub struct RuleChange {
     kind: RuleChangeKind,
     rule: Option<Box<str>>,
+    /// The field of the rule that changed, if not the whole rule.
+    field: Option<&'static str>,
     message: Box<str>,
 }
 
 impl RuleChange {
-    fn new(kind: RuleChangeKind, rule: &str, message: impl Into<String>) -> Self {
+    fn of_field(kind: RuleChangeKind, rule: &str, field: &'static str, message: impl Into<String>) -> Self {
+        Self { field: Some(field), ..Self::of_rule(kind, rule, message) }
+    }
+
+    fn of_rule(kind: RuleChangeKind, rule: &str, message: impl Into<String>) -> Self {
         Self { rule: Some(plain(rule).into()), ..Self::of_file(kind, message) }
     }
 
     fn of_file(kind: RuleChangeKind, message: impl Into<String>) -> Self {
-        Self { kind, rule: None, message: plain(&message.into()).into() }
+        Self { kind, rule: None, field: None, message: plain(&message.into()).into() }
     }
 
     /// Returns the kind of the change.
@@ -78,9 +84,8 @@ impl RuleChange {
     /// Returns whether the quotas and the mode of a rule show the change: a rule is new or gone, or one of its quotas
     /// or its mode changed.
     pub(super) fn is_of_quota_or_mode(&self) -> bool {
-        let shown = ["`quota` ", "`mode` ", "`block` ", "`candidate` "];
         matches!(self.kind, RuleChangeKind::Added | RuleChangeKind::Removed)
-            || shown.iter().any(|field| self.message.starts_with(field))
+            || matches!(self.field, Some("quota" | "mode" | "block" | "candidate"))
     }
 }
 
@@ -153,23 +158,22 @@ fn rules(old: &FileSpec, new: &FileSpec, changes: &mut Vec<RuleChange>) {
                     "its name was {}: each client begins with a full allowance; write `was: {was}` to keep what was used",
                     Quoted(&before.name)
                 );
-                RuleChange::new(RuleChangeKind::Afresh, &rule.name, message)
+                RuleChange::of_field(RuleChangeKind::Afresh, &rule.name, "name", message)
             }
-            None => RuleChange::new(RuleChangeKind::Added, &rule.name, summary(rule)),
+            None => RuleChange::of_rule(RuleChangeKind::Added, &rule.name, summary(rule)),
         };
         found.push((at, vec![change]));
     }
     found.sort_by_key(|(at, _)| *at);
     changes.extend(found.into_iter().flat_map(|(_, changes)| changes));
     for rule in old.rules.iter().filter(|rule| gone.contains_key(stored_name(rule))) {
-        changes.push(RuleChange::new(RuleChangeKind::Removed, &rule.name, summary(rule)));
+        changes.push(RuleChange::of_rule(RuleChangeKind::Removed, &rule.name, summary(rule)));
     }
 }
 
 /// Returns whether two rules differ at most in their names.
 fn are_alike(old: &RuleSpec, new: &RuleSpec) -> bool {
-    let settings = of_rule(old, new);
-    settings.iter().all(|change| change.message.starts_with("its name"))
+    of_rule(old, new).iter().all(|change| change.field == Some("name"))
 }
 
 fn summary(rule: &RuleSpec) -> String {
@@ -181,37 +185,37 @@ fn summary(rule: &RuleSpec) -> String {
 fn of_rule(old: &RuleSpec, new: &RuleSpec) -> Vec<RuleChange> {
     use RuleChangeKind::{Afresh, Changed, Looser, Stricter};
     let mut changes = Vec::new();
-    let mut add = |kind, message: String| changes.push(RuleChange::new(kind, &new.name, message));
+    let mut add = |kind, field, message: String| changes.push(RuleChange::of_field(kind, &new.name, field, message));
     if old.name.value != new.name.value {
-        add(Changed, format!("its name in headers and metrics was {}; the usage is kept", Quoted(&old.name)));
+        add(Changed, "name", format!("its name in headers and metrics was {}; the usage is kept", Quoted(&old.name)));
     }
     match (old.is_enabled, new.is_enabled) {
-        (true, false) => add(Looser, "`enabled` is false now".to_owned()),
-        (false, true) => add(Stricter, "`enabled` was false".to_owned()),
+        (true, false) => add(Looser, "enabled", "`enabled` is false now".to_owned()),
+        (false, true) => add(Stricter, "enabled", "`enabled` was false".to_owned()),
         _ => {}
     }
     if let Some(kind) = of_quotas(&old.quota, &new.quota) {
-        add(kind, was("quota", &quota(&old.quota), &quota(&new.quota)));
+        add(kind, "quota", was("quota", &quota(&old.quota), &quota(&new.quota)));
     }
     let keys = [old, new].map(|rule| rule.key.iter().map(|part| &part.value).collect::<Vec<_>>());
     if keys[0] != keys[1] {
-        add(Afresh, was("key", &key(&old.key), &key(&new.key)));
+        add(Afresh, "key", was("key", &key(&old.key), &key(&new.key)));
     }
     match (covers(&new.matches, &old.matches), covers(&old.matches, &new.matches)) {
         (true, true) => {}
         (true, false) => {
-            add(Stricter, format!("it applies to more requests: {}", conditions(&old.matches, &new.matches)))
+            add(Stricter, "match", format!("it applies to more requests: {}", conditions(&old.matches, &new.matches)))
         }
         (false, true) => {
-            add(Looser, format!("it applies to fewer requests: {}", conditions(&old.matches, &new.matches)))
+            add(Looser, "match", format!("it applies to fewer requests: {}", conditions(&old.matches, &new.matches)))
         }
         (false, false) => {
-            add(Changed, format!("it applies to other requests: {}", conditions(&old.matches, &new.matches)))
+            add(Changed, "match", format!("it applies to other requests: {}", conditions(&old.matches, &new.matches)))
         }
     }
     if old.mode != new.mode {
         let kind = if strictness(new.mode) > strictness(old.mode) { Stricter } else { Looser };
-        add(kind, was("mode", old.mode.as_str(), new.mode.as_str()));
+        add(kind, "mode", was("mode", old.mode.as_str(), new.mode.as_str()));
     }
     if old.missing_key != new.missing_key {
         let rank = |missing: MissingKey| match missing {
@@ -220,13 +224,13 @@ fn of_rule(old: &RuleSpec, new: &RuleSpec) -> Vec<RuleChange> {
             MissingKey::Reject => 2,
         };
         let kind = if rank(new.missing_key) > rank(old.missing_key) { Stricter } else { Looser };
-        add(kind, was("missing-key", old.missing_key.as_str(), new.missing_key.as_str()));
+        add(kind, "missing-key", was("missing-key", old.missing_key.as_str(), new.missing_key.as_str()));
     }
     match (is_cost_within(old.cost.as_ref(), new.cost.as_ref()), is_cost_within(new.cost.as_ref(), old.cost.as_ref())) {
         (true, true) => {}
-        (true, false) => add(Stricter, "a request costs more".to_owned()),
-        (false, true) => add(Looser, "a request costs less".to_owned()),
-        (false, false) => add(Changed, "`cost` is another".to_owned()),
+        (true, false) => add(Stricter, "cost", "a request costs more".to_owned()),
+        (false, true) => add(Looser, "cost", "a request costs less".to_owned()),
+        (false, false) => add(Changed, "cost", "`cost` is another".to_owned()),
     }
     let text = |quota: &Option<At<Quota>>| quota.as_ref().map_or("none".to_owned(), |quota| quota.to_string());
     for (field, old, new) in [("block", &old.block, &new.block), ("candidate", &old.candidate, &new.candidate)] {
@@ -237,23 +241,25 @@ fn of_rule(old: &RuleSpec, new: &RuleSpec) -> Vec<RuleChange> {
         };
         let (old, new) = (text(old), text(new));
         if old != new {
-            add(kind, was(field, &old, &new));
+            add(kind, field, was(field, &old, &new));
         }
     }
     if old.warn_at != new.warn_at {
         let text = |percent: Option<u8>| percent.map_or("none".to_owned(), |percent| percent.to_string());
-        add(Changed, was("warn-at", &text(old.warn_at), &text(new.warn_at)));
+        add(Changed, "warn-at", was("warn-at", &text(old.warn_at), &text(new.warn_at)));
     }
     if old.pace != new.pace {
         let text = |pace: Option<PacedBodies>| pace.map_or("none", PacedBodies::word);
-        add(Changed, was("pace", text(old.pace), text(new.pace)));
+        add(Changed, "pace", was("pace", text(old.pace), text(new.pace)));
     }
     let after = |rule: &RuleSpec| rule.pace_after.unwrap_or(0);
     match after(old).cmp(&after(new)) {
-        std::cmp::Ordering::Less => add(Looser, was("pace-after", &after(old).to_string(), &after(new).to_string())),
+        std::cmp::Ordering::Less => {
+            add(Looser, "pace-after", was("pace-after", &after(old).to_string(), &after(new).to_string()))
+        }
         std::cmp::Ordering::Equal => {}
         std::cmp::Ordering::Greater => {
-            add(Stricter, was("pace-after", &after(old).to_string(), &after(new).to_string()))
+            add(Stricter, "pace-after", was("pace-after", &after(old).to_string(), &after(new).to_string()))
         }
     }
     changes
@@ -425,25 +431,27 @@ fn limits(old: Option<&DomainSpec>, new: Option<&DomainSpec>, changes: &mut Vec<
         let quota = quota_of(limit);
         let Some(before) = gone.remove(&**name) else {
             let message = format!("`{quota}`, {}", limit.mode);
-            changes.push(RuleChange::new(RuleChangeKind::Added, name, message));
+            changes.push(RuleChange::of_rule(RuleChangeKind::Added, name, message));
             continue;
         };
         let earlier = quota_of(before);
         if let Some(kind) = of_quota(&earlier, &quota) {
-            changes.push(RuleChange::new(kind, name, was("quota", &format!("`{earlier}`"), &format!("`{quota}`"))));
+            let message = was("quota", &format!("`{earlier}`"), &format!("`{quota}`"));
+            changes.push(RuleChange::of_field(kind, name, "quota", message));
         }
         if before.mode != limit.mode {
             let is_stricter = strictness(limit.mode) > strictness(before.mode);
             let kind = if is_stricter { RuleChangeKind::Stricter } else { RuleChangeKind::Looser };
-            changes.push(RuleChange::new(kind, name, was("mode", before.mode.as_str(), limit.mode.as_str())));
+            let message = was("mode", before.mode.as_str(), limit.mode.as_str());
+            changes.push(RuleChange::of_field(kind, name, "mode", message));
         }
         if before.replaces != limit.replaces {
-            changes.push(RuleChange::new(RuleChangeKind::Changed, name, "`replaces` is another"));
+            changes.push(RuleChange::of_field(RuleChangeKind::Changed, name, "replaces", "`replaces` is another"));
         }
     }
     for (name, limit) in old.iter().filter(|(name, _)| gone.contains_key(&**name)) {
         let message = format!("`{}`, {}", quota_of(limit), limit.mode);
-        changes.push(RuleChange::new(RuleChangeKind::Removed, name, message));
+        changes.push(RuleChange::of_rule(RuleChangeKind::Removed, name, message));
     }
 }
 
