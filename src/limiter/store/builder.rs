@@ -100,3 +100,25 @@ impl fmt::Debug for StoreLimiterBuilder {
         f.debug_struct("StoreLimiterBuilder").field("shared", &self.shared).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::limiter::store::tests::lab::Lab;
+
+    #[tokio::test]
+    async fn settings_out_of_range_are_refused() {
+        for (builder, word) in [
+            (StoreLimiterBuilder::new().prefix(""), "prefix"),
+            (StoreLimiterBuilder::new().prefix("a b"), "prefix"),
+            (StoreLimiterBuilder::new().deadline(Duration::ZERO), "deadline"),
+            (StoreLimiterBuilder::new().max_in_flight(0), "max_in_flight"),
+            (StoreLimiterBuilder::new().max_denials(usize::MAX), "max_denials"),
+        ] {
+            let error = builder.build(Lab::default()).unwrap_err();
+            assert!(error.kind() == StoreErrorKind::Misconfigured && error.to_string().contains(word), "{error}");
+        }
+    }
+}

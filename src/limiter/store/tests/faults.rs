@@ -683,28 +683,3 @@ async fn refunds_to_a_queue_are_made_in_any_order() {
     }
     assert_eq!(left(&limiter, &policy, "a").await, 10);
 }
-
-#[tokio::test]
-async fn settings_out_of_range_are_refused() {
-    for (builder, word) in [
-        (StoreLimiterBuilder::new().prefix(""), "prefix"),
-        (StoreLimiterBuilder::new().prefix("a b"), "prefix"),
-        (StoreLimiterBuilder::new().deadline(Duration::ZERO), "deadline"),
-        (StoreLimiterBuilder::new().max_in_flight(0), "max_in_flight"),
-        (StoreLimiterBuilder::new().max_denials(usize::MAX), "max_denials"),
-    ] {
-        let error = builder.build(Lab::default()).unwrap_err();
-        assert!(error.kind() == StoreErrorKind::Misconfigured && error.to_string().contains(word), "{error}");
-    }
-}
-
-#[tokio::test]
-async fn states_that_do_not_fit_a_value_are_refused() {
-    let limiter = patient().build(Lab::default()).unwrap();
-    for (units, fits) in [(1_000, true), (10_000, false)] {
-        let policy = hourly(units);
-        assert_eq!(limiter.supports(policy.quota()).is_ok(), fits, "{units}");
-        let answer = limiter.take(&[Charge::new(&policy, &key("a"))]).await;
-        assert_eq!(answer.is_ok(), fits);
-    }
-}

@@ -39,7 +39,7 @@ pub(super) enum Fate {
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Lab(pub(super) Arc<Inner>);
+pub(in crate::limiter::store) struct Lab(pub(super) Arc<Inner>);
 
 #[derive(Default)]
 pub(super) struct Inner {

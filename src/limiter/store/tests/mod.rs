@@ -2,7 +2,7 @@
 
 mod faults;
 mod joint;
-mod lab;
+pub(super) mod lab;
 pub(super) mod parity;
 mod places;
 mod probe;

@@ -140,6 +140,17 @@ fn largest_state_of_a_supported_quota_fits() {
 
 /// Its sub-windows are as long as the entries of a log, but their units count in part, so more of them are kept.
 #[tokio::test]
+async fn states_that_do_not_fit_a_value_are_refused() {
+    let limiter = patient().build(Lab::default()).unwrap();
+    for (units, fits) in [(1_000, true), (10_000, false)] {
+        let policy = hourly(units);
+        assert_eq!(limiter.supports(policy.quota()).is_ok(), fits, "{units}");
+        let answer = limiter.take(&[Charge::new(&policy, &key("a"))]).await;
+        assert_eq!(answer.is_ok(), fits);
+    }
+}
+
+#[tokio::test]
 async fn window_with_sub_windows_of_a_microsecond_is_read() {
     let clock = crate::clock::ManualClock::new();
     let quota = Quota::sliding_window(4, Duration::from_micros(2)).unwrap().buckets(2).unwrap().max_debt(2).unwrap();
