@@ -22,7 +22,7 @@ use tower_ratelimit::{
 };
 
 use crate::histories::{
-    CALLERS, Call, LIMIT, Random, Recorded, Refused, Script, Seen, check_history, is_explained, policies,
+    Apart, CALLERS, Call, LIMIT, Random, Recorded, Script, Seen, check_history, is_explained, policies,
 };
 use crate::support::{cases, of_each_algorithm_but};
 
@@ -104,8 +104,7 @@ fn answers_to_concurrent_calls_are_those_of_some_order() {
                                 let keys = [2 * history, 2 * history + 1].map(|n| Key::of(n).expect("a number"));
                                 // What a refund gives back after a reset is less certain, so most have none.
                                 let has_resets = history % 4 == 3;
-                                let script =
-                                    Script { policies, keys: &keys, refused: Refused::EachByItself, has_resets };
+                                let script = Script { policies, keys: &keys, apart: Apart::Refused, has_resets };
                                 passer.pass();
                                 let recorded = script.record(limiter, &mut random).now_or_never();
                                 passer.pass();

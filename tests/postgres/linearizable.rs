@@ -1,8 +1,9 @@
 //! Limiters over one database that use the same keys at once answer as some order of their calls would. A swap admits a
-//! set at one instant. A refused set takes nothing, so it reads each of its states at an instant of its own.
+//! set at one instant. What takes nothing may be read at an instant of its own: the charges of a refused set, and a
+//! charge of cost 0 for a key without a state, because PostgreSQL cannot lock a row that is missing.
 
 use super::limiter;
-use crate::histories::{CALLERS, Refused, check_limiters};
+use crate::histories::{Apart, CALLERS, check_limiters};
 use crate::support::cases;
 use crate::support::postgres::Server;
 
@@ -14,5 +15,5 @@ async fn answers_of_several_limiters_are_those_of_some_order() {
         limiters.push(limiter(&server.url()).await);
     }
     let Ok(limiters) = limiters.try_into() else { panic!("there is one for each caller") };
-    check_limiters(limiters, Refused::EachByItself, cases(10).into()).await;
+    check_limiters(limiters, Apart::RefusedOrMissing, cases(10).into()).await;
 }

@@ -1,7 +1,7 @@
 //! Limiters of one server that use the same keys at once answer as some order of their calls would. A script decides a
 //! set at one instant, whether it is admitted or not.
 
-use crate::histories::{CALLERS, Refused, check_limiters};
+use crate::histories::{Apart, CALLERS, check_limiters};
 use crate::support::cases;
 use crate::support::redis_limiter::{connected, patient};
 use crate::support::redis_server::Server;
@@ -16,5 +16,5 @@ async fn answers_of_several_limiters_are_those_of_some_order() {
         limiters.push(connected(patient().max_denials(0), &url).await);
     }
     let Ok(limiters) = limiters.try_into() else { panic!("there is one for each caller") };
-    check_limiters(limiters, Refused::AtOnce, cases(40).into()).await;
+    check_limiters(limiters, Apart::None, cases(40).into()).await;
 }

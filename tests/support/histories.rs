@@ -39,9 +39,9 @@ pub(crate) struct Seen {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Call {
-    /// The charges of a set that was admitted.
+    /// Charges of a set that was admitted, at one instant.
     Take(Vec<Seen>),
-    /// Charges of a set that was refused.
+    /// Charges that took nothing, at one instant.
     Read(Vec<Seen>),
     Refund {
         counter: usize,
@@ -139,13 +139,16 @@ impl Random {
     }
 }
 
-/// When a limiter decides about a set that it refuses.
+/// Which charges of a set are decided at instants of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// About all of its charges at one instant.
-    AtOnce,
-    /// About each at an instant of its own: one charge that refuses is enough.
-    EachByItself,
+pub(crate) enum Apart {
+    /// None: each set is decided at one instant.
+    None,
+    /// Those of a refused set: one charge that refuses is enough.
+    Refused,
+    /// These, and charges that take nothing of a key without a state: two sets may each begin a state of which the other
+    /// one reads that it is missing.
+    RefusedOrMissing,
 }
 
 /// What the callers of a history do.
@@ -153,7 +156,7 @@ pub(crate) enum Refused {
 pub(crate) struct Script<'a> {
     pub(crate) policies: &'a [Policy; 2],
     pub(crate) keys: &'a [Key; 2],
-    pub(crate) refused: Refused,
+    pub(crate) apart: Apart,
     /// Keys are reset as well.
     pub(crate) has_resets: bool,
 }
@@ -238,12 +241,16 @@ impl Script<'_> {
         let refuses = |seen: &Seen| seen.effect == Effect::Enforce && !seen.is_allowed;
         assert_eq!(decision.is_allowed(), !seen.iter().any(refuses), "{seen:?}");
         let record = |call| Recorded { began, ended, call };
-        match (decision.is_allowed(), self.refused) {
-            (true, _) => calls.push(record(Call::Take(seen))),
-            (false, Refused::AtOnce) => calls.push(record(Call::Read(seen))),
-            (false, Refused::EachByItself) => {
-                calls.extend(seen.into_iter().map(|seen| record(Call::Read(vec![seen]))));
-            }
+        let is_allowed = decision.is_allowed();
+        let is_apart = |seen: &Seen| match self.apart {
+            Apart::None => false,
+            Apart::Refused => !is_allowed,
+            Apart::RefusedOrMissing => !is_allowed || seen.cost == 0 && seen.remaining == LIMIT,
+        };
+        let (apart, together): (Vec<_>, Vec<_>) = seen.into_iter().partition(is_apart);
+        calls.extend(apart.into_iter().map(|seen| record(Call::Read(vec![seen]))));
+        if !together.is_empty() {
+            calls.push(record(if is_allowed { Call::Take(together) } else { Call::Read(together) }));
         }
     }
 }
@@ -277,11 +284,7 @@ fn lasting() -> Vec<Quota> {
 
 /// Plays this many histories of callers for each two quotas, each caller with a limiter of its own over one store, as
 /// processes have. Checks each.
-pub(crate) async fn check_limiters<L: Limiter + Clone + 'static>(
-    limiters: [L; CALLERS],
-    refused: Refused,
-    histories: u64,
-) {
+pub(crate) async fn check_limiters<L: Limiter + Clone + 'static>(limiters: [L; CALLERS], apart: Apart, histories: u64) {
     let (mut seed, gate) = (0, Arc::new(Barrier::new(CALLERS)));
     for first in lasting() {
         for second in lasting() {
@@ -296,7 +299,7 @@ pub(crate) async fn check_limiters<L: Limiter + Clone + 'static>(
                     for history in 0..histories {
                         let keys = [0, 1].map(|key| Key::of((seed * histories + history) * 2 + key).expect("a number"));
                         let (policies, keys, has_resets) = (&policies, &keys, history % 4 == 3);
-                        let script = Script { policies, keys, refused, has_resets };
+                        let script = Script { policies, keys, apart, has_resets };
                         let who = format!("caller {caller} of history {history}");
                         within(&who, "the others to begin", gate.wait()).await;
                         let (calls, held) = within(&who, "answers", script.record(&limiter, &mut random)).await;
