@@ -45,6 +45,9 @@ const CALL_SHORT: u64 = 2_000_000;
 /// work on.
 const FLIGHTS_MIN: u64 = 8;
 
+/// A call is quick if it takes less than this many twentieths of the deadline.
+const QUICK: u64 = 7;
+
 /// Fewer late requests in a row than this do not show that a window is too large. All requests of a small window may
 /// just have missed a turn of the store.
 const LATE_MIN: u64 = 16;
@@ -59,6 +62,8 @@ pub(super) struct LoadWindow {
     calls: u64,
     /// The time of a call while no other call is in flight, or 0 before the first such call.
     alone: u64,
+    /// The time of the quickest call of late, or 0 before the first call.
+    quickest: u64,
     halving: Halving,
     /// True if this limiter's window is halved now.
     is_halved: bool,
@@ -110,6 +115,7 @@ impl LoadWindow {
             spread: 0,
             calls: CALLS_MIN,
             alone: 0,
+            quickest: 0,
             halving: Halving::default(),
             is_halved: false,
             long_by_others: false,
@@ -211,6 +217,11 @@ impl LoadWindow {
         self.is_limiting = true;
     }
 
+    /// Records the time of the quickest call of late.
+    pub(super) fn record_quickest(&mut self, quickest: Duration) {
+        self.quickest = nanos(quickest);
+    }
+
     /// Records how long a call took, and changes the window.
     pub(super) fn record(&mut self, took: Duration, sent: Sent, deadline: Duration) {
         let deadline = nanos(deadline).max(1);
@@ -262,11 +273,15 @@ impl LoadWindow {
         self.late_in_a_row = if !self.is_paced || whole_time < deadline { 0 } else { self.late_in_a_row + sent.units };
         let are_all_late = self.late_in_a_row > sent.in_flight.max(self.in_flight / PART).max(LATE_MIN);
         let grows_quickly = self.window < self.too_large / 2;
-        let gain = match self.is_paced {
+        // Beside the turns of other clients, some calls are quick. If none is, the store is far away, or the requests of
+        // this limiter wait for each other. Then the window has its target, as if nobody else made calls long.
+        let is_never_quick = self.quickest > deadline / 20 * QUICK && self.quickest >= self.alone;
+        let has_no_target = self.is_paced && !is_never_quick;
+        let gain = match has_no_target {
             // As many as are in flight were late one after the other, so they wait for each other. The window loses a
             // quarter of the requests in flight.
             true if are_all_late => -(PART as i64) / 4 * sent.in_flight as i64 / sent.units.max(1) as i64,
-            // While other clients make calls long, the window has no target, so it grows by a fixed part of a request.
+            // The window has no target, so it grows by a fixed part of a request.
             true if grows_quickly => PART as i64 / 2,
             true => PART as i64 / 16,
             false if gain >= 0 && grows_quickly => PART as i64,
@@ -274,7 +289,7 @@ impl LoadWindow {
         };
         if gain < 0 {
             // A single long call says little, because calls may wait for a turn of the store.
-            if !self.is_paced && self.call < target.min(self.beyond_alone(deadline)) {
+            if !has_no_target && self.call < target.min(self.beyond_alone(deadline)) {
                 return;
             }
             self.late_in_a_row = 0;

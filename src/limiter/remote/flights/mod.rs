@@ -534,8 +534,10 @@ impl<F: RemoteStore> Flight<F> {
                 CallResult::Answered { clock, .. } => {
                     lane.clock = clock.map(|stated| StoreClock::new(stated, at, now)).or(lane.clock);
                     let took = now.saturating_duration_since(at);
-                    lane.window.record(took, sent, deadline);
                     lane.quickest.record(took, now);
+                    let quickest = lane.quickest.read(now).unwrap_or(took);
+                    lane.window.record_quickest(quickest);
+                    lane.window.record(took, sent, deadline);
                 }
                 CallResult::Failed if now >= until => lane.window.record_silence(sent, deadline),
                 CallResult::Failed => {

@@ -242,7 +242,7 @@ async fn far_store_decides_all_that_is_offered() {
 #[tokio::test(start_paused = true)]
 async fn store_that_is_the_limit_decides_what_it_can() {
     for trip in [2, 100] {
-        for rate in [300, 400, 660, 1_000] {
+        for rate in [300, 330, 400, 660, 1_000] {
             let server = Server::new(Way { trip: trip * MS, each: 3 * MS, ..Way::default() });
             let ends = offer(&server.limiter(), rate, 20 * SECOND).await;
             let (decided, possible) = (decided(&ends, 5 * SECOND, 15 * SECOND), rate.min(333));
@@ -250,6 +250,21 @@ async fn store_that_is_the_limit_decides_what_it_can() {
             let (work, done) =
                 (server.0.work.load(Ordering::Relaxed), ends.iter().filter(|end| end.2.is_none()).count());
             assert!(work * 10 <= done as u64 * 13, "{work} requests for {done} decided");
+        }
+    }
+}
+
+/// A round trip alone takes 0.4 or 0.6 of the deadline, and the store can decide 333 checks a second. If the way were taken
+/// for the work of other clients, some of these loads would decide a tenth.
+#[tokio::test(start_paused = true)]
+async fn far_store_that_is_the_limit_decides_a_third_at_least() {
+    for trip in [200, 300] {
+        for rate in [300, 330, 400, 660, 1_000] {
+            let server = Server::new(Way { trip: trip * MS, each: 3 * MS, ..Way::default() });
+            let ends = offer(&server.limiter(), rate, 20 * SECOND).await;
+            let decided = decided(&ends, 5 * SECOND, 15 * SECOND);
+            let least = if rate < 333 { rate * 9 / 10 } else { 333 / 3 };
+            assert!(decided >= least, "{trip} ms, {rate} offered, {decided} decided");
         }
     }
 }
@@ -321,11 +336,17 @@ async fn turns_that_become_longer_and_shorter_are_used() {
 
 /// A turn reads so many requests of a connection, and the next requests wait. A request that is sent soon after a turn
 /// is late if turns are long. So if all requests are sent then, or if requests wait for each other, nothing is decided.
+/// What one load decides says little, because a pace that is a little different meets other turns.
 #[tokio::test(start_paused = true)]
 async fn turns_that_read_few_requests_are_used() {
     // 1,765, 1,250 and 294 requests a second are read. All, all and 47 % of them can be answered in time.
-    let cases = [(170, 300, [2_400, 3_600], 450), (240, 300, [1_600, 3_600], 300), (340, 100, [500, 2_000], 25)];
+    let cases = [
+        (170, 300, [2_000, 2_400, 3_000, 3_600], 450),
+        (240, 300, [1_400, 1_600, 2_400, 3_600], 300),
+        (340, 100, [400, 500, 1_000, 2_000], 20),
+    ];
     for (turn, reads, rates, least) in cases {
+        let mut all = 0;
         for rate in rates {
             let way = Way {
                 trip: MS,
@@ -338,8 +359,9 @@ async fn turns_that_read_few_requests_are_used() {
             let ends = offer(&Server::new(way).limiter(), rate, 80 * SECOND).await;
             let decided = decided(&ends, 40 * SECOND, 40 * SECOND);
             println!("turns of {turn} ms, {rate} offered: {decided} decided");
-            assert!(decided >= least, "turns of {turn} ms, {rate} offered: {decided} decided");
+            all += decided;
         }
+        assert!(all / 4 >= least, "turns of {turn} ms: {} decided on average", all / 4);
     }
 }
 
