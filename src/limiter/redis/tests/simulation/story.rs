@@ -26,13 +26,15 @@ use crate::policy::Policy;
 pub(super) struct Ended {
     pub(super) trace: String,
     pub(super) problems: Vec<String>,
+    /// Why it is one of the few loads of which less is decided than of most.
+    pub(super) little: Option<String>,
     pub(super) checks: u64,
 }
 
 impl Ended {
     /// The end of a story that panicked.
     pub(super) fn panicked() -> Self {
-        Self { trace: String::new(), problems: vec!["it panicked".to_owned()], checks: 0 }
+        Self { trace: String::new(), problems: vec!["it panicked".to_owned()], little: None, checks: 0 }
     }
 }
 
@@ -152,12 +154,13 @@ impl<S: Subject> Story<S> {
             self.happen(event).await;
         }
         sleep(Duration::from_millis(200)).await;
-        self.check_load(since);
+        let little = self.check_load(since);
         self.end().await;
         let mut state = self.network.lock();
         Ended {
             trace: std::mem::take(&mut state.trace),
             problems: state.ledger.problems().to_vec(),
+            little,
             checks: self.checks.len() as u64,
         }
     }
