@@ -110,7 +110,8 @@ impl WireRequest {
     pub(in crate::limiter::redis) fn reset(policy: &Policy, stored: &StoredKey) -> Self {
         let charges = vec![WireCharge::idle(policy.clone(), stored)];
         let operation = if policy.limits_in_flight() { WireOperation::ResetPlaces } else { WireOperation::Reset };
-        let (run, windows) = run(operation, 1, |_| WindowPlaces::new());
+        // The script reads the first form of a program before it looks at the operation, so a reset has one, too.
+        let (run, windows) = run(operation, 1, |form| encode::charge(form, &charges[0]).into_iter().collect());
         Self { operation, slot: stored.slot, charges, run, windows }
     }
 

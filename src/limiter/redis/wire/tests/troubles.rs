@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::{
-    Answered, Bench, NO_WINDOW, NUMBER, RedisAnswer, WireOperation, WireRequest, answers, call, decoded, refused,
-    script,
+    Answered, Bench, CallTime, NO_WINDOW, NUMBER, RedisAnswer, WireOperation, WireRequest, answers, call, decoded,
+    refused, script,
 };
+use crate::base::time::Timestamp;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::Charge;
@@ -14,6 +15,8 @@ use crate::policy::Policy;
 use crate::quota::Quota;
 
 const MINUTE: Duration = Duration::from_secs(60);
+
+const NOW: Timestamp = Timestamp::from_micros(1_790_000_000_123_456);
 
 fn quotas() -> [Quota; 7] {
     [
@@ -200,4 +203,23 @@ fn decision_that_a_server_tells_stays_within_its_quota() {
 #[test]
 fn scripts_know_the_latest_instant_of_the_clock() {
     assert!(script::requests().text.contains(&crate::base::time::CLOCK_US_MAX.to_string()));
+}
+
+/// Checks of one key that are alike share a run behind the reset.
+#[test]
+fn a_reset_fails_no_check_that_comes_behind_it_in_its_call() {
+    let mut bench = Bench::start_beside_simulation();
+    for quota in quotas().into_iter().chain([Quota::concurrent(5)]) {
+        let policy = Policy::new("p", quota).unwrap();
+        for checks in [1, 2, 3, 4, 255, 256, 300] {
+            let (take, stored) = one(&bench, &policy, &checks.to_string());
+            let reset = WireRequest::reset(&policy, &stored);
+            let mut requests = vec![&reset];
+            requests.resize(1 + checks, &take);
+            let reply = bench.run(&[call(&requests, NUMBER, CallTime::Given(NOW))]).remove(0);
+            let answers = decoded(&requests, &reply);
+            assert!(matches!(answers[0], Ok(RedisAnswer::Done)), "{quota}, {checks} checks: {:?}", answers[0]);
+            assert!(is_taken(&answers[1], quota.capacity() - 1), "{quota}, {checks} checks: {:?}", answers[1]);
+        }
+    }
 }
