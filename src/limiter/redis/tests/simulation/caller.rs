@@ -16,6 +16,7 @@ use crate::key::Key;
 use crate::limiter::redis::connection::link::LONGEST_LISTENING;
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
+use crate::quota::Algorithm;
 
 /// The time beyond the deadline for which Redis may be silent, with deadlines as short as here.
 const SILENCE: Duration = Duration::from_millis(200);
@@ -267,7 +268,11 @@ impl<S: Subject> Caller<S> {
         if is_of_fallback {
             state.ledger.record_fallback_refund(process, &stored, Some(units));
         } else {
-            state.ledger.record_refund(Claim { process, key: stored, units, receipt: own }, now);
+            // A refund to a queue waits for the one before it. Denials hold until it is sent.
+            if policy.quota().algorithm() != Algorithm::LeakyQueue {
+                state.ledger.record_freed(process, &stored, now);
+            }
+            state.ledger.record_refund(Claim { process, key: stored, units, receipt: own });
         }
         Refund::new(policy.clone(), key.clone(), receipt.noted(is_of_fallback))
     }

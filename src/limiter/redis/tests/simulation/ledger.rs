@@ -499,8 +499,7 @@ impl Ledger {
     }
 
     /// Records that a caller refunds what it has.
-    pub(super) fn record_refund(&mut self, claim: Claim, at: Duration) {
-        self.record_freed(claim.process, &claim.key, at);
+    pub(super) fn record_refund(&mut self, claim: Claim) {
         self.refunded.push(claim);
     }
 
