@@ -70,9 +70,10 @@ pub use limiter::{StoreFuture, StoreLimiter};
 ///
 /// * **All or nothing.** [`swap`](Self::swap) makes all changes if every value is the expected one, and none
 ///   otherwise, in one atomic step. A store that cannot swap several keys together returns an error of kind
-///   [`Misconfigured`](crate::limiter::StoreErrorKind::Misconfigured) for more than one change. A store that cannot lock
-///   what is missing may have looked earlier for a value that is [kept](Then::Keep) and expected to be missing. Then a
-///   charge of cost 0 for a key without a state is decided at an earlier instant than the other charges of its set.
+///   [`Misconfigured`](crate::limiter::StoreErrorKind::Misconfigured) for more than one change. A store that cannot
+///   lock what is missing may have looked earlier for a value that is [kept](Then::Keep) and expected to be missing.
+///   Then a charge of cost 0 for a key without a state is decided at an earlier instant than the other charges of its
+///   set.
 /// * **Current.** A load that begins after a swap has returned sees the values that the swap wrote, in each
 ///   process. The answer to a swap that changed nothing has equally current values.
 /// * **Expiry.** The store may forget a value after its time to live, and not before.

@@ -273,8 +273,8 @@ impl LoadWindow {
         self.late_in_a_row = if !self.is_paced || whole_time < deadline { 0 } else { self.late_in_a_row + sent.units };
         let are_all_late = self.late_in_a_row > sent.in_flight.max(self.in_flight / PART).max(LATE_MIN);
         let grows_quickly = self.window < self.too_large / 2;
-        // Beside the turns of other clients, some calls are quick. If none is, the store is far away, or the requests of
-        // this limiter wait for each other. Then the window has its target, as if nobody else made calls long.
+        // Beside the turns of other clients, some calls are quick. If none is, the store is far away, or the requests
+        // of this limiter wait for each other. Then the window has its target, as if nobody else made calls long.
         let is_never_quick = self.quickest > deadline / 20 * QUICK && self.quickest >= self.alone;
         let has_no_target = self.is_paced && !is_never_quick;
         let gain = match has_no_target {

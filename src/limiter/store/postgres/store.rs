@@ -50,8 +50,8 @@ const LIVES_MAX: u64 = 300 * 366 * 24 * 3_600;
 /// delete the table's rows.
 ///
 /// A set of charges that is admitted is decided at one instant, but for one case. PostgreSQL cannot lock a row that is
-/// missing. So if two sets at the same time each charge a key without a row, and each read the other set's key with cost
-/// 0, both can see no row. No limit is exceeded by it.
+/// missing. So if two sets at the same time each charge a key without a row, and each read the other set's key with
+/// cost 0, both can see no row. No limit is exceeded by it.
 ///
 /// The store removes expired rows: after every 50 inserted rows it looks at 100 rows, in a separate statement. So
 /// the table has at most about a third more rows than there are live keys. No task runs permanently for this.
