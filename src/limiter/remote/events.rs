@@ -35,6 +35,7 @@ pub(crate) struct Events {
     failures: Mutex<FailureReports>,
     servers: Mutex<Servers>,
     connections: AtomicU64,
+    ended_connections: AtomicU64,
     /// Set once, when the limiter is made.
     load: OnceLock<StoreLoadReader>,
 }
@@ -112,6 +113,7 @@ impl Events {
             failures: Mutex::default(),
             servers: Mutex::default(),
             connections: AtomicU64::new(0),
+            ended_connections: AtomicU64::new(0),
             load: OnceLock::new(),
         }
     }
@@ -127,9 +129,19 @@ impl Events {
         self.connections.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Records that a connection has ended.
+    pub(crate) fn record_end_of_connection(&self) {
+        self.ended_connections.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Returns how many connections were made so far.
     pub(crate) fn connections(&self) -> u64 {
         self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many connections were made so far, plus the number of those that have ended.
+    pub(crate) fn connection_changes(&self) -> u64 {
+        self.connections() + self.ended_connections.load(Ordering::Relaxed)
     }
 
     /// Reports that a server stopped answering, or that the reason why it does not answer has changed.

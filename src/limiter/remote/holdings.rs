@@ -10,8 +10,11 @@
 //! An *epoch* of a key is a number of this process that only grows. The *base* of an epoch is the number of units that
 //! the process held, or may have been granted, when the epoch began. The store refuses a call of an earlier epoch than
 //! the row's epoch. The first call of a later epoch that arrives sets the row to the base, and then takes or returns
-//! its units. A new epoch begins when a call has an unknown outcome, after a reconnect, and with each renewal. So
-//! after the next call the row is correct, even if earlier calls were lost.
+//! its units. A new epoch begins when a call has an unknown outcome, when a connection has ended, after a reconnect,
+//! and with each renewal. So after the next call the row is correct, even if earlier calls were lost. A take that is
+//! made while there is no connection is sent over the next one, perhaps to a server that has lost the row. So the end
+//! of a connection begins an epoch, too. Otherwise the take would not report the units that are held, and their return
+//! would then subtract the units that were taken.
 //!
 //! If a take is under way when an epoch begins, the units of the take are part of the base, because the store may
 //! grant them. If the store denies the take, the process returns these units as soon as it learns of the denial.
@@ -133,7 +136,8 @@ struct Epoch {
     number: u64,
     base: u64,
     began: Timestamp,
-    /// The number of connections to the store that had been made when the epoch began.
+    /// The number of connections to the store that had been made when the epoch began, plus the number of those that
+    /// had ended.
     connections: u64,
 }
 
@@ -163,7 +167,8 @@ impl Holdings {
         self.lapse
     }
 
-    /// Begins a take of `units`. `connections` is the number of connections to the store made so far.
+    /// Begins a take of `units`. `connections` is the number of connections to the store made so far, plus the number
+    /// of those that have ended.
     pub(crate) fn bid(self: &Arc<Self>, key: HeldKey, units: u64, connections: u64) -> (Claim, Bid) {
         let mut part = self.part(&key.bytes);
         let holding = self.holding(&mut part, &key);

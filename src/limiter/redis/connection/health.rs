@@ -451,6 +451,7 @@ impl Health {
             self.record_reason(reason, was_connected);
         }
         if was_connected {
+            self.events.record_end_of_connection();
             self.connection.fetch_add(1, Ordering::AcqRel);
             self.changed.notify_waiters();
         }

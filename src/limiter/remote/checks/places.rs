@@ -31,7 +31,7 @@ impl<B: Backend> Checks<B> {
     pub(super) fn bid(&self, key: HeldKey, charge: &Charge<'_>, at: usize, bids: &mut Vec<(usize, Box<Bid>)>) -> Claim {
         let is_possible = charge.effect == Effect::Force || charge.cost <= charge.policy.quota().capacity();
         let units = if is_possible { charge.cost.min(HELD_MAX) } else { 0 };
-        let (claim, bid) = self.holdings.bid(key, units, self.connections());
+        let (claim, bid) = self.holdings.bid(key, units, self.connection_changes());
         bids.push((at, Box::new(bid)));
         Claim { standing: self.lines.standing(charge), ..claim }
     }
@@ -99,7 +99,7 @@ impl<B: Backend> Checks<B> {
             }
             drop(sender.send(result)); // the caller may have gone
         };
-        match key.and_then(|key| self.holdings.return_units(key, run, units, self.connections())) {
+        match key.and_then(|key| self.holdings.return_units(key, run, units, self.connection_changes())) {
             Some(back) => self.send_return(&back, returned),
             None => {
                 returned(Ok(())); // it was reset
@@ -194,7 +194,7 @@ impl<B: Backend> Checks<B> {
         let is_said = !self.is_closed.load(Ordering::Relaxed)
             && self.lines.waiting(policy, key) == 0
             && self.backend.error_at_once(held.slot).is_none();
-        is_said.then(|| self.holdings.leave_line(held, self.connections()))
+        is_said.then(|| self.holdings.leave_line(held, self.connection_changes()))
     }
 
     async fn renew_places(limiter: Weak<Self>) {
@@ -210,15 +210,15 @@ impl<B: Backend> Checks<B> {
 
     /// Renews and corrects the rows of this process that are due.
     async fn renew(self: &Arc<Self>) {
-        let mut due = self.holdings.due(self.connections()).into_iter().peekable();
+        let mut due = self.holdings.due(self.connection_changes()).into_iter().peekable();
         while due.peek().is_some() && !self.is_closed.load(Ordering::Relaxed) {
             let some = due.by_ref().take(RENEWALS).filter(|key| self.backend.error_at_once(key.slot).is_none());
-            let some = some.filter_map(|key| self.holdings.renew(key, self.connections()));
+            let some = some.filter_map(|key| self.holdings.renew(key, self.connection_changes()));
             self.return_and_wait(some.collect()).await;
         }
     }
 
-    fn connections(&self) -> u64 {
-        self.backend.events().connections()
+    fn connection_changes(&self) -> u64 {
+        self.backend.events().connection_changes()
     }
 }

@@ -116,6 +116,18 @@ fn edge_costs_a_far_server_one_more_call() {
     assert_eq!(edge.matches(": Take 1 of").count(), 2 + 1 + 2 + 1, "{edge}");
 }
 
+/// A place that is taken over the first connection after a failover counts, although an earlier place was lost.
+#[test]
+fn place_taken_after_a_failover_counts() {
+    let ended = story::play_failover(0);
+    assert!(ended.problems.is_empty(), "{:#?}\n{}", ended.problems, ended.trace);
+    let mut rest = ended.trace.as_str();
+    let steps = ["caller 0 of 1 has a place", "failover", "caller 0 leaves", "process 0 is connected"];
+    for words in steps.into_iter().chain(["caller 1 of 1 has a place", "caller 2 of 2 has no place"]) {
+        rest = rest.split_once(words).unwrap_or_else(|| panic!("{words}:\n{}", ended.trace)).1;
+    }
+}
+
 #[test]
 fn load_on_redis_keeps_the_law() {
     play("load_on_redis", story::play_load);

@@ -200,6 +200,23 @@ impl Plan {
         plan
     }
 
+    /// Returns a story in which the first caller of a process has a place, and a failover loses it. The second caller
+    /// asks before the process is connected again. The first one leaves then, and another process asks for all places
+    /// before the rows are renewed.
+    pub(super) fn of_failover(seed: u64) -> Self {
+        let mut plan = Self::empty(&mut Chance::new(seed));
+        (plan.denials, plan.deadline, plan.lapse) = (0, Duration::from_secs(1), Duration::from_secs(30));
+        plan.faults = Faults::default();
+        plan.add_rule(0, vec![Quota::concurrent(2)]);
+        let hold = |process, cost, for_ms| Event::Hold { process, key: 0, cost, for_ms, patience_ms: None };
+        let (at, down_ms) = (1_100, 30); // the rows are renewed each second if they are due
+        plan.events = vec![(at - 20, hold(0, 1, 35)), (at, Event::FailOver)];
+        plan.events.push((at, Event::Crash { server: 0, ms: down_ms }));
+        plan.events.push((at + 10, hold(0, 1, 500)));
+        plan.events.push((at + 200, hold(1, 2, 10)));
+        plan
+    }
+
     /// Returns the story of limiters over a store that compares and swaps.
     #[cfg(feature = "store")]
     pub(super) fn of_store(seed: u64) -> Self {

@@ -58,6 +58,11 @@ pub(super) fn play_edge(seed: u64) -> Ended {
     play_plan::<RedisLimiter>(seed, Plan::of_edge(seed))
 }
 
+/// Plays the story of a check that waits for a connection after a failover.
+pub(super) fn play_failover(seed: u64) -> Ended {
+    play_plan::<RedisLimiter>(seed, Plan::of_failover(seed))
+}
+
 /// Plays the story of load of a seed with limiters on Redis.
 pub(super) fn play_load(seed: u64) -> Ended {
     play_plan::<RedisLimiter>(seed, Plan::of_load(seed))
