@@ -23,14 +23,6 @@ const SLOWER: u64 = 1_000;
 /// than the counter's reading that is stored with it.
 const ANSWER_US: u64 = 3;
 
-/// The most microseconds by which a reading may be behind the system's clock right after an answer.
-const BEHIND_US: u64 = ANSWER_US + 3; // each of three numbers is rounded down
-
-/// If another thread still asks after `PATIENCE` times the usual time of trust, this thread asks the system itself,
-/// and subtracts [`BEHIND_US`] from the answer. The slower clock is behind the system by more than [`BEHIND_US`] by
-/// then, so the result is not earlier than the readings before it.
-const _: () = assert!(BEHIND_US < PATIENCE * TRUSTED_US / SLOWER);
-
 /// The maximum number of times that the system is asked until an answer is quick enough.
 const TRIES: usize = 16;
 
@@ -38,7 +30,7 @@ const TRIES: usize = 16;
 ///
 /// An answer is stored as two numbers: the counter's value, and the difference that is added to each reading. The
 /// difference never decreases, unless the counter has jumped. So the clock does not step back, in whatever order a
-/// thread reads the two numbers.
+/// thread reads the two numbers, and in whatever order threads store them.
 #[derive(Debug)]
 pub(super) struct Counter {
     clock: Clock,
@@ -50,7 +42,7 @@ pub(super) struct Counter {
     answered: AtomicU64,
     /// The difference between the system's answer and the counter's reading, in microseconds. It wraps.
     ahead: AtomicU64,
-    /// The lock of the thread that asks the system and stores the answer.
+    /// The lock of the thread that asks the system. If that thread is suspended, others ask as well.
     asking: Mutex<()>,
 }
 
@@ -92,16 +84,13 @@ impl Counter {
     #[inline(never)]
     fn ask(&self, ticks: u64, system_us: impl Fn() -> u64) -> u64 {
         let since = ticks.wrapping_sub(self.answered.load(Ordering::Acquire));
-        let _one = match try_lock(&self.asking) {
-            Some(one) => one,
-            // While another thread asks, the counter is trusted for longer, but not forever, because that thread
-            // may have been suspended. If that thread has just noted an answer that is newer than `ticks`, `since`
-            // is below zero and wraps. The sum is then below `trusted`.
-            None if since.wrapping_add(self.trusted) < self.trusted.saturating_mul(PATIENCE) => {
-                return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
-            }
-            None => return system_us().saturating_sub(BEHIND_US),
-        };
+        let one = try_lock(&self.asking);
+        // While another thread asks, the counter is trusted for longer, but not forever, because that thread
+        // may have been suspended. If that thread has just noted an answer that is newer than `ticks`, `since`
+        // is below zero and wraps. The sum is then below `trusted`.
+        if one.is_none() && since.wrapping_add(self.trusted) < self.trusted.saturating_mul(PATIENCE) {
+            return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
+        }
         let (mut answer, mut ticks) = (0, 0);
         for _ in 0..TRIES {
             let before = self.clock.raw();
@@ -110,13 +99,22 @@ impl Counter {
                 break;
             }
         }
+        self.note(answer, ticks)
+    }
+
+    /// Stores an answer of the system and the counter's value at that time. Returns the time.
+    fn note(&self, answer: u64, ticks: u64) -> u64 {
         // Subtracts 1, because two rounded-down readings may differ by one microsecond more than the counter counted.
         let ahead = answer.wrapping_sub(self.reading(ticks)).wrapping_sub(1);
-        let noted = self.ahead.load(Ordering::Relaxed);
-        let falls = noted.wrapping_sub(ahead) < TRUSTED_US;
-        let ahead = if falls { noted } else { ahead };
-        self.ahead.store(ahead, Ordering::Relaxed); // ordered by the next
-        self.answered.store(ticks, Ordering::Release);
+        // A thread that was suspended before it came here has an old answer, which does not count.
+        let is_old = self.answered.load(Ordering::Acquire).wrapping_sub(ticks) < 1 << 62;
+        let falls = |noted: u64| noted.wrapping_sub(ahead) < if is_old { 1 << 63 } else { TRUSTED_US };
+        let raise = |noted| (!falls(noted)).then_some(ahead);
+        let ahead = match self.ahead.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raise) {
+            Ok(_) => ahead,
+            Err(noted) => noted,
+        };
+        self.answered.store(ticks, Ordering::Release); // after `ahead`
         self.reading(ticks).wrapping_add(ahead)
     }
 }
@@ -184,7 +182,7 @@ mod tests {
             let counter = Counter::with(clock);
             ticks.decrement(behind); // another processor's
             let held = counter.asking.lock();
-            assert_eq!(counter.now_us(|| 5_000_000), 5_000_000 - BEHIND_US, "another thread asks");
+            assert_eq!(counter.now_us(|| 5_000_000), 4_999_999, "another thread asks");
             drop(held);
             assert_eq!(counter.now_us(|| 5_000_000), 4_999_999);
         }
@@ -207,6 +205,26 @@ mod tests {
         }
         drop(held);
         assert!(counter.now_us(|| 5_100_000) >= last);
+    }
+
+    #[test]
+    fn answer_that_is_noted_late_steps_no_clock_back() {
+        for late_ms in [1, 10, 15, 2_000] {
+            let (counter, ticks) = counter();
+            let forward = |ms| ticks.increment(std::time::Duration::from_millis(ms));
+            forward(1_000);
+            counter.now_us(|| 5_000_000);
+            let held = counter.asking.lock();
+            forward(16);
+            let old = counter.clock.raw();
+            forward(late_ms);
+            let asked = counter.now_us(|| 5_016_000 + 1_000 * late_ms);
+            // The thread with the lock goes on, and is suspended again before it gives the lock back.
+            counter.note(5_016_000, old);
+            let after = counter.now_us(|| 5_016_000 + 1_000 * late_ms);
+            assert!(after >= asked, "{after} after {asked}, {late_ms} ms late");
+            drop(held);
+        }
     }
 
     #[test]
