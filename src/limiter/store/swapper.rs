@@ -442,7 +442,10 @@ impl<S: Store> Inner<S> {
                             false => going_on.push(party),
                         }
                     }
-                    Ok(SwapResult::Skipped) if !is_alone => alone.push((party, decided)),
+                    Ok(SwapResult::Skipped) if !is_alone => {
+                        decided.sends -= 1; // the store did not try it
+                        alone.push((party, decided));
+                    }
                     Ok(SwapResult::Skipped) => self.fail(party.callers, &self.miscounted(0, decided.changes.len())),
                     Err(error) if is_cut(&error) && decided.sends < SENDS && !deadline.is_over() => {
                         again.push((party, decided));

@@ -88,6 +88,24 @@ async fn swap_that_was_skipped_is_sent_alone() {
     }
 }
 
+/// Its key has more earlier versions than a value names, so an answer that was lost could not be told from it.
+#[tokio::test(start_paused = true)]
+async fn swap_that_was_skipped_has_lost_no_answer() {
+    let (lab, policy) = (lab(), hourly(100));
+    let [limiter, other] = [(); 2].map(|()| patient().build(lab.clone()).unwrap());
+    for name in ["first", "1", "2", "3"] {
+        take(&limiter, &policy, name).await;
+    }
+    for _ in 0..6 {
+        take(&other, &policy, "2").await;
+    }
+    *lock(&lab.0.skipped) = lock(&lab.0.values).keys().filter(|key| !key.contains("first")).cloned().collect();
+    take_together(&limiter, &lab, &policy, &["1", "2", "3"]).await;
+    for (name, expected) in [("1", 98), ("2", 92), ("3", 98)] {
+        assert_eq!(left(&limiter, &policy, name).await, expected);
+    }
+}
+
 /// Each swap is found out about by itself.
 #[tokio::test(start_paused = true)]
 async fn joint_call_that_was_cut_charges_each_key_once() {
