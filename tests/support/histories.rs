@@ -142,12 +142,11 @@ impl Random {
 /// Which charges of a set are decided at instants of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Apart {
-    /// None: each set is decided at one instant.
+    /// None. Each set is decided at one instant.
     None,
-    /// Those of a refused set: one charge that refuses is enough.
+    /// The charges of a refused set. A set is refused as soon as one charge is.
     Refused,
-    /// These, and charges that take nothing of a key without a state: two sets may each begin a state of which the other
-    /// one reads that it is missing.
+    /// These, and charges of cost 0 for keys without a state. Another set may write such a state at the same time.
     RefusedOrMissing,
 }
 

@@ -138,7 +138,7 @@ struct Epoch {
     began: Timestamp,
     /// The number of connections to the store that had been made when the epoch began, plus the number of those that
     /// had ended.
-    connections: u64,
+    connection_changes: u64,
 }
 
 impl Holdings {
@@ -167,13 +167,13 @@ impl Holdings {
         self.lapse
     }
 
-    /// Begins a take of `units`. `connections` is the number of connections to the store made so far, plus the number
+    /// Begins a take of `units`. `connection_changes` is the number of connections to the store made so far, plus the number
     /// of those that have ended.
-    pub(crate) fn bid(self: &Arc<Self>, key: HeldKey, units: u64, connections: u64) -> (Claim, Bid) {
+    pub(crate) fn bid(self: &Arc<Self>, key: HeldKey, units: u64, connection_changes: u64) -> (Claim, Bid) {
         let mut part = self.part(&key.bytes);
         let holding = self.holding(&mut part, &key);
         let before = holding.epoch.number;
-        let claim = self.claim(holding, connections);
+        let claim = self.claim(holding, connection_changes);
         holding.under_way = holding.under_way.saturating_add(units);
         let bid = Bid {
             holdings: Arc::clone(self),
@@ -191,7 +191,7 @@ impl Holdings {
 
     /// Subtracts units of a run from the units that this process holds. Returns the call that returns
     /// the units to the store, or `None` if the run is over.
-    pub(crate) fn return_units(&self, key: HeldKey, run: u64, units: u64, connections: u64) -> Option<Return> {
+    pub(crate) fn return_units(&self, key: HeldKey, run: u64, units: u64, connection_changes: u64) -> Option<Return> {
         let mut part = self.part(&key.bytes);
         let holding = part.get_mut(&key.bytes).filter(|holding| holding.run == run)?;
         let units = units.min(holding.held);
@@ -200,7 +200,7 @@ impl Holdings {
             holding.is_doubtful = true; // its row can go once a new epoch has no base
         }
         let before = holding.epoch.number;
-        let claim = self.claim(holding, connections);
+        let claim = self.claim(holding, connection_changes);
         let units = if holding.epoch.number == before { units } else { 0 }; // the new base is without them
         Some(Return { key, units, claim })
     }
@@ -226,7 +226,7 @@ impl Holdings {
 
     /// Returns the keys whose rows have to be renewed or corrected. Forgets keys that have neither held units
     /// nor calls under way. A key whose row may be wrong is forgotten only after the row has surely lapsed.
-    pub(crate) fn due(&self, connections: u64) -> Vec<HeldKey> {
+    pub(crate) fn due(&self, connection_changes: u64) -> Vec<HeldKey> {
         let (now, mut due) = (self.clock.now(), Vec::new());
         for part in &self.parts {
             lock(part).retain(|key, holding| {
@@ -234,7 +234,7 @@ impl Holdings {
                 if holding.is_idle() && (!holding.is_doubtful || age > 2 * self.lapse) {
                     return false;
                 }
-                let is_moved = holding.epoch.connections != connections;
+                let is_moved = holding.epoch.connection_changes != connection_changes;
                 if holding.is_doubtful || is_moved || age >= self.lapse / 3 {
                     due.push(HeldKey { bytes: key.clone(), slot: holding.slot, policy: holding.policy.clone() });
                 }
@@ -246,18 +246,18 @@ impl Holdings {
 
     /// Begins a new epoch of a key that [`Holdings::due`] returned. Returns the call that reports the epoch to the
     /// store, or `None` if the table no longer has the key.
-    pub(crate) fn renew(&self, key: HeldKey, connections: u64) -> Option<Return> {
+    pub(crate) fn renew(&self, key: HeldKey, connection_changes: u64) -> Option<Return> {
         let mut part = self.part(&key.bytes);
         let holding = part.get_mut(&key.bytes)?;
         holding.is_doubtful = true;
-        let claim = self.claim(holding, connections);
+        let claim = self.claim(holding, connection_changes);
         Some(Return { key, units: 0, claim })
     }
 
     /// Returns the call which says that no request of this process waits in line for units of a key any more.
-    pub(crate) fn leave_line(&self, key: HeldKey, connections: u64) -> Return {
+    pub(crate) fn leave_line(&self, key: HeldKey, connection_changes: u64) -> Return {
         let mut part = self.part(&key.bytes);
-        let claim = self.claim(self.holding(&mut part, &key), connections);
+        let claim = self.claim(self.holding(&mut part, &key), connection_changes);
         Return { key, units: 0, claim: Claim { standing: Standing::Left, ..claim } }
     }
 
@@ -304,13 +304,13 @@ impl Holdings {
 
     /// Returns the claim of a call, and counts the call until its answer is recorded. Begins an epoch if the row
     /// may be wrong or about to lapse.
-    fn claim(&self, holding: &mut Holding, connections: u64) -> Claim {
+    fn claim(&self, holding: &mut Holding, connection_changes: u64) -> Claim {
         let now = self.clock.now();
         let is_old = now.saturating_since(holding.epoch.began) > self.lapse / 2;
-        if holding.is_doubtful || holding.epoch.connections != connections || is_old {
+        if holding.is_doubtful || holding.epoch.connection_changes != connection_changes || is_old {
             let number = self.epochs.fetch_add(1, Ordering::Relaxed);
             let base = holding.held.saturating_add(holding.under_way).min(BASE_MAX);
-            holding.epoch = Epoch { number, base, began: now, connections };
+            holding.epoch = Epoch { number, base, began: now, connection_changes };
             holding.had_base |= base > 0;
             holding.is_doubtful = false;
         }
@@ -418,8 +418,8 @@ impl Bid {
                 landed.forgotten = if self.claim.base > 0 { self.held } else { 0 };
                 holdings.doubt(holding);
             } else if holding.epoch.number != self.claim.epoch && taken < self.units && !holding.is_doubtful {
-                let Epoch { number: before, connections, .. } = holding.epoch;
-                let claim = holdings.claim(holding, connections);
+                let Epoch { number: before, connection_changes, .. } = holding.epoch;
+                let claim = holdings.claim(holding, connection_changes);
                 let units = if holding.epoch.number == before { self.units - taken } else { 0 };
                 landed.surplus = Some(Return { key: self.key.clone(), units, claim });
             }

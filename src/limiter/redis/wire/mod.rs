@@ -14,7 +14,7 @@
 //! | 2 | the number of requests |
 //! | 2 | the number of keys of each |
 //! | 4 | the length of the forms |
-//! | | a form for each of these keys, unless the operation is a reset |
+//! | | a form for each of these keys, which a reset does not use |
 //!
 //! A form describes the layout of a key's value, and the numbers that the algorithm needs:
 //!

@@ -97,7 +97,7 @@ async fn play_story<S: Subject>(seed: u64, mut story: Story<S>, loses_writes: bo
     Ended {
         trace: std::mem::take(&mut state.trace),
         problems: state.ledger.problems().to_vec(),
-        little: None,
+        shortfall: None,
         checks: made.len() as u64,
     }
 }

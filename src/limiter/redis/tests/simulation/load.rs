@@ -18,11 +18,11 @@ const CHECKS: u64 = 4_000;
 /// How long processes see a quiet server first, in microseconds.
 const QUIET_US: u64 = 200_000;
 
-/// The part of what the server carries that is decided of nearly every load, and the least part of every load whose
-/// processes have seen the server quiet, in thousandths. Three processes that share a server of 3.5 ms a check have
+/// How much of what the server carries has to be decided, in thousandths: in 99 of 100 stories, and in every story whose
+/// processes have seen the server quiet. Three processes that share a server of 3.5 ms a check have
 /// windows of a few checks each, so it is not all. A process that has not seen the server quiet, and whose calls take
 /// anything between 1 and 24 ms by themselves, may take these times for the turns of other clients for some seconds.
-const MOST: u64 = 750;
+const USUAL: u64 = 750;
 const LEAST: u64 = 500;
 
 /// The time after a demotion in which every process has found the new master.
@@ -132,7 +132,7 @@ impl Plan {
 
 impl<S: Subject> Story<S> {
     /// Checks that what is decided rises with what is offered up to what the server carries, and stays there. Returns
-    /// why less is decided than of most loads.
+    /// a text if fewer checks are decided than usual.
     pub(super) fn check_load(&self, began: Duration) -> Option<String> {
         let load = self.plan.load.as_ref()?;
         let mut state = self.network.lock();
@@ -141,8 +141,9 @@ impl<S: Subject> Story<S> {
         let decided = counted.iter().filter(|outcome| outcome.error.is_none()).count() as u64;
         let offered = counted.len() as u64;
         let due = |part: u64| load.carried.min(offered) * part / 1_000;
-        let (is_little, most) = (decided < due(MOST), due(MOST));
-        let little = is_little.then(|| format!("{decided} of {offered} checks were decided, of most loads {most}"));
+        let usual = due(USUAL);
+        let shortfall = (decided < usual)
+            .then(|| format!("{decided} of {offered} checks were decided, and {usual} are in 99 of 100 stories"));
         if !load.is_cold && decided < due(LEAST) {
             let least = due(LEAST);
             state.ledger.problem(format!("{decided} of {offered} checks were decided, and {least} is the least"));
@@ -165,6 +166,6 @@ impl<S: Subject> Story<S> {
                 state.ledger.problem(format!("the new master is not found after {FOUND} ms: {error}"));
             }
         }
-        little
+        shortfall
     }
 }

@@ -28,8 +28,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::super::wire::WireRequest;
 use crate::base::sampling::cases;
 
-/// Of this many loads, one may have less decided than most.
-const OF_LOADS: u64 = 100;
+/// In one of this many stories of load, fewer checks may be decided than usual.
+const STORIES_FOR_A_SHORTFALL: u64 = 100;
 
 /// Seeds that are played by `tests/all.sh`.
 const SEEDS: u32 = 300;
@@ -53,16 +53,16 @@ fn play(test: &str, play: impl Fn(u64) -> story::Ended) {
     }
     let first = number("SIMULATION_FROM").unwrap_or(0);
     let seeds = number("SIMULATION_SEEDS").unwrap_or_else(|| cases(SEEDS).into());
-    let (mut failed, mut little, mut checks) = (Vec::new(), Vec::new(), 0);
+    let (mut failed, mut short, mut checks) = (Vec::new(), Vec::new(), 0);
     for seed in first..first + seeds {
         let ended = catch_unwind(AssertUnwindSafe(|| play(seed))).unwrap_or_else(|_| story::Ended::panicked());
         checks += ended.checks;
         if let Some(problem) = ended.problems.first() {
             println!("SIMULATION_SEED={seed} cargo test --lib simulation::{test} -- --nocapture  # {problem}");
             failed.push(seed);
-        } else if let Some(why) = ended.little {
+        } else if let Some(why) = ended.shortfall {
             println!("seed {seed} of {test}: {why}");
-            little.push(seed);
+            short.push(seed);
         }
         if failed.len() == 10 {
             break;
@@ -73,8 +73,8 @@ fn play(test: &str, play: impl Fn(u64) -> story::Ended) {
         }
     }
     assert!(failed.is_empty(), "seeds {failed:?} of {seeds} break a law");
-    let most = (seeds / OF_LOADS).max(1) as usize;
-    assert!(little.len() <= most, "of seeds {little:?} of {seeds} little is decided, and {most} may be so");
+    let most = (seeds / STORIES_FOR_A_SHORTFALL).max(1) as usize;
+    assert!(short.len() <= most, "{} of {seeds} stories fall short, and {most} may: {short:?}", short.len());
     println!("{test}: {seeds} seeds, {checks} checks");
 }
 

@@ -26,15 +26,15 @@ use crate::policy::Policy;
 pub(super) struct Ended {
     pub(super) trace: String,
     pub(super) problems: Vec<String>,
-    /// Why it is one of the few loads of which less is decided than of most.
-    pub(super) little: Option<String>,
+    /// A text if it is a story of load in which fewer checks were decided than usual.
+    pub(super) shortfall: Option<String>,
     pub(super) checks: u64,
 }
 
 impl Ended {
     /// The end of a story that panicked.
     pub(super) fn panicked() -> Self {
-        Self { trace: String::new(), problems: vec!["it panicked".to_owned()], little: None, checks: 0 }
+        Self { trace: String::new(), problems: vec!["it panicked".to_owned()], shortfall: None, checks: 0 }
     }
 }
 
@@ -159,13 +159,13 @@ impl<S: Subject> Story<S> {
             self.happen(event).await;
         }
         sleep(Duration::from_millis(200)).await;
-        let little = self.check_load(since);
+        let shortfall = self.check_load(since);
         self.end().await;
         let mut state = self.network.lock();
         Ended {
             trace: std::mem::take(&mut state.trace),
             problems: state.ledger.problems().to_vec(),
-            little,
+            shortfall,
             checks: self.checks.len() as u64,
         }
     }

@@ -254,8 +254,8 @@ async fn store_that_is_the_limit_decides_what_it_can() {
     }
 }
 
-/// A round trip alone takes 0.4 or 0.6 of the deadline, and the store can decide 333 checks a second. If the way were taken
-/// for the work of other clients, some of these loads would decide a tenth.
+/// A round trip alone takes 0.4 or 0.6 of the deadline, and the store can decide 333 checks a second. If the round trip
+/// were taken for the work of other clients, some of these loads would decide a tenth.
 #[tokio::test(start_paused = true)]
 async fn far_store_that_is_the_limit_decides_a_third_at_least() {
     for trip in [200, 300] {
@@ -336,7 +336,7 @@ async fn turns_that_become_longer_and_shorter_are_used() {
 
 /// A turn reads so many requests of a connection, and the next requests wait. A request that is sent soon after a turn
 /// is late if turns are long. So if all requests are sent then, or if requests wait for each other, nothing is decided.
-/// What one load decides says little, because a pace that is a little different meets other turns.
+/// A small change of the pace changes much of what one load decides, so the mean of four loads counts.
 #[tokio::test(start_paused = true)]
 async fn turns_that_read_few_requests_are_used() {
     // 1,765, 1,250 and 294 requests a second are read. All, all and 47 % of them can be answered in time.
