@@ -220,7 +220,9 @@ mod tests {
             forward(late_ms);
             let asked = counter.now_us(|| 5_016_000 + 1_000 * late_ms);
             // The thread with the lock goes on, and is suspended again before it gives the lock back.
+            let ahead = counter.ahead.load(Ordering::Relaxed);
             counter.note(5_016_000, old);
+            assert_eq!(counter.ahead.load(Ordering::Relaxed), ahead, "an old answer lowers nothing");
             let after = counter.now_us(|| 5_016_000 + 1_000 * late_ms);
             assert!(after >= asked, "{after} after {asked}, {late_ms} ms late");
             drop(held);
