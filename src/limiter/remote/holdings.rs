@@ -167,8 +167,8 @@ impl Holdings {
         self.lapse
     }
 
-    /// Begins a take of `units`. `connection_changes` is the number of connections to the store made so far, plus the number
-    /// of those that have ended.
+    /// Begins a take of `units`. `connection_changes` is the number of connections to the store made so far, plus the
+    /// number of those that have ended.
     pub(crate) fn bid(self: &Arc<Self>, key: HeldKey, units: u64, connection_changes: u64) -> (Claim, Bid) {
         let mut part = self.part(&key.bytes);
         let holding = self.holding(&mut part, &key);

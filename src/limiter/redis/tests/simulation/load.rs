@@ -18,8 +18,8 @@ const CHECKS: u64 = 4_000;
 /// How long processes see a quiet server first, in microseconds.
 const QUIET_US: u64 = 200_000;
 
-/// How much of what the server carries has to be decided, in thousandths: in 99 of 100 stories, and in every story whose
-/// processes have seen the server quiet. Three processes that share a server of 3.5 ms a check have
+/// How much of what the server carries has to be decided, in thousandths: in 99 of 100 stories, and in every story
+/// whose processes have seen the server quiet. Three processes that share a server of 3.5 ms a check have
 /// windows of a few checks each, so it is not all. A process that has not seen the server quiet, and whose calls take
 /// anything between 1 and 24 ms by themselves, may take these times for the turns of other clients for some seconds.
 const USUAL: u64 = 750;
