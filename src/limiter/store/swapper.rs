@@ -55,8 +55,12 @@ const SENDS: u32 = 4;
 /// The first and the longest pause before a swap is tried again.
 const PAUSE: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(8)];
 
-/// The longest wait of a process before its next flight, for each conflict after the first.
+/// The longest wait of a process before its next flight, for each conflict after the first. A swap that takes longer
+/// than this takes long.
 const REST: Duration = Duration::from_millis(2);
+
+/// A process rests after one of this number of flights without a conflict.
+const RESTS: u32 = 8;
 
 /// The time from the deadline of a flight until its callers have surely gone.
 const LEAVE: Duration = Duration::from_millis(10);
@@ -122,12 +126,15 @@ struct FlightResult {
     is_answered: bool,
     /// The number of conflicts with other processes, of the party that had the most.
     conflicts: u32,
+    /// The time of the longest swap that was answered.
+    took: Duration,
 }
 
 impl FlightResult {
     fn add(&mut self, other: Self) {
         self.is_answered |= other.is_answered;
         self.conflicts = self.conflicts.max(other.conflicts);
+        self.took = self.took.max(other.took);
     }
 }
 
@@ -187,8 +194,11 @@ impl<S: Store> RemoteStore for Swapper<S> {
         }
         let (landed, parties) = inner.take(callers, Deadline::at(until)).await;
         match landed.is_answered {
-            true if parties == 1 => CallResult::Answered { rest: inner.rest(landed.conflicts), clock: None },
-            true => CallResult::Answered { rest: Duration::ZERO, clock: None }, // one party's rest would keep the others waiting
+            // A conflict of one party is no reason to keep the keys of the others waiting.
+            true => {
+                let conflicts = if parties == 1 { landed.conflicts } else { 0 };
+                CallResult::Answered { rest: inner.rest(conflicts, landed.took), clock: None }
+            }
             false => CallResult::Failed,
         }
     }
@@ -414,6 +424,7 @@ impl<S: Store> Inner<S> {
                     return (going_on, alone);
                 }
             };
+            landed.took = landed.took.max(took);
             let (changes, mut answers) = answer;
             if answers.len() != swaps.len() {
                 let error = self.miscounted(answers.len(), swaps.len());
@@ -637,13 +648,23 @@ impl<S: Store> Inner<S> {
         deadline.pause(most * (part as u32) / 1_024).await; // below 1,024
     }
 
-    /// Returns how long the next flight waits so that other processes can change the keys. The
-    /// first conflict only means that this process knew an old value. Further conflicts mean that
-    /// other processes wait as well. This process now knows the current values, and would win again
-    /// without a rest.
-    fn rest(&self, conflicts: u32) -> Duration {
-        let most = REST.saturating_mul(conflicts.saturating_sub(1)).min(PAUSE[1]).min(self.calls.deadline / 8);
-        most * (self.calls.random.next() % 1_024) as u32 / 1_024 // below 1,024
+    /// Returns how long the next flight waits so that other processes can change the keys. `took` is the time of a
+    /// swap.
+    ///
+    /// The first conflict only means that this process knew an old value, unless a swap takes long. Further conflicts
+    /// mean that other processes wait as well. This process now knows the current values, and would win again without
+    /// a rest.
+    ///
+    /// A process that always wins does not learn that others wait. If their swaps take as long as its own, each of
+    /// their swaps finds the value that it has just written. So it rests for one swap now and then.
+    fn rest(&self, conflicts: u32, took: Duration) -> Duration {
+        let random = (self.calls.random.next() % 1_024) as u32; // below 1,024
+        let most = self.calls.deadline / 8;
+        if conflicts == 0 {
+            return if random < 1_024 / RESTS { took.min(most) } else { Duration::ZERO };
+        }
+        let of_conflicts = REST.saturating_mul(conflicts - 1).min(PAUSE[1]);
+        of_conflicts.max(took.saturating_sub(REST)).min(most) * random / 1_024
     }
 
     fn contended(&self, conflicts: u32) -> StoreError {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::lab::{Fate, Lab};
-use super::{hourly, key, left, patient, take};
+use super::{RESTED, hourly, key, left, patient, take};
 use crate::base::sync::lock;
 use crate::event::StoreErrorKind;
 use crate::limiter::store::{StoreError, StoreLimiter};
@@ -34,6 +34,7 @@ fn asks(limiter: &StoreLimiter<Lab>, policies: &[&Policy], name: &str) -> JoinHa
 
 /// Takes a unit of each of these keys, all in one call, and returns the numbers of loads, swaps, and calls of several.
 async fn take_together(limiter: &StoreLimiter<Lab>, lab: &Lab, policy: &Policy, names: &[&str]) -> (u64, u64, u64) {
+    tokio::time::sleep(RESTED).await;
     // While the first one is under way, the others collect.
     let first = asks(limiter, &[policy], "first");
     tokio::time::sleep(MS).await;

@@ -23,6 +23,9 @@ use crate::quota::Quota;
 /// A deadline that a busy machine keeps.
 const LONG: Duration = Duration::from_secs(20);
 
+/// After this time no key rests for the sake of other processes, if a trip takes at most 16 ms.
+const RESTED: Duration = Duration::from_millis(20);
+
 fn patient() -> StoreLimiterBuilder {
     StoreLimiterBuilder::new().deadline(LONG)
 }
