@@ -64,14 +64,17 @@
 //! Checks of one key within a process share a statement, so one process can decide many of them in a second, even
 //! if the server is slow. Processes compete for a key. A process that loses a key to another process decides again
 //! at once, on the current value. A process that has changed a key lets the other processes go first now and then: for
-//! the time of one statement after one of eight statements, and for up to this time or 8 ms after it has lost the key,
-//! but never for longer than an eighth of the deadline. A check that cannot win the key by its deadline fails as
+//! the time of one statement after one of eight statements, for up to this time after it lost the key once, if a
+//! statement takes longer than 2 ms, and for up to 8 ms after it lost the key several times. It never waits for longer
+//! than an eighth of the deadline. A check that cannot win the key by its deadline fails as
 //! [`Contended`](crate::limiter::StoreErrorKind::Contended). In a measurement on two busy processors, eight
 //! processes with four tasks each charged one key without a pause. Of 128,000 checks, 0.2 % missed the deadline of
 //! 50 ms, and 0.2 % lost the key to other processes. No check missed a deadline of 200 ms.
 //!
-//! A statement changes the key for one process, and takes a whole round trip. So if the server is far, the deadline
-//! should be at least twice as many round trips as there are processes that share a hot key.
+//! A statement changes the key for one process, and takes a whole round trip. So if the server is far and processes
+//! share a hot key, give them a long deadline. Two processes with four tasks each, and round trips of 16 ms: 30 % of
+//! the checks failed with a deadline of 100 ms, 14 % with 200 ms, 7 % with 400 ms, and 0.8 % with 800 ms. Of four
+//! processes, 3 % failed with 800 ms.
 //!
 //! # Connections
 //!
