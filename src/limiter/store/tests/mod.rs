@@ -1,5 +1,6 @@
 //! Limiters over a store in memory that fails as tests ask for.
 
+mod contention;
 mod faults;
 mod joint;
 pub(super) mod lab;
