@@ -12,13 +12,15 @@
 //! * Long calls are no reason to send less if other clients cause them. [`halving`](super::halving) finds out whether
 //!   other clients or limiters are the cause. While other clients are the cause, requests are sent evenly.
 //! * A lane has few calls in flight while calls are short, because one call with many requests costs less than many
-//!   small calls. A lane has many calls in flight while calls are long, because a call that waits costs nothing.
+//!   small calls. A lane has many calls in flight while calls are long, because a call that waits costs nothing. But
+//!   it has few if calls are long because the lane's requests [wait for each other](super::own_wait).
 //!
 //! DESIGN.md says which other laws were tried.
 
 use std::time::Duration;
 
 use super::halving::{Halving, HalvingPhase};
+use super::own_wait::OwnWait;
 
 /// The number of requests that may be in flight before any call has been measured.
 const WINDOW: u64 = 512;
@@ -41,8 +43,8 @@ const CALLS_MAX: u64 = 64;
 const CALLS_PER_MS: u64 = 6;
 const CALL_SHORT: u64 = 2_000_000;
 
-/// A flight has at most 1/`FLIGHTS_MIN` of the window, so that a store that is the bottleneck has several flights to
-/// work on.
+/// A window has room for at least this number of flights, or for one more than the allowed calls if these are fewer.
+/// So a store that is the bottleneck has several flights to work on.
 const FLIGHTS_MIN: u64 = 8;
 
 /// A call is quick if it takes less than this many twentieths of the deadline.
@@ -60,6 +62,7 @@ pub(super) struct LoadWindow {
     spread: u64,
     /// The maximum number of calls at a time, if they share a connection.
     calls: u64,
+    own_wait: OwnWait,
     /// The time of a call while no other call is in flight, or 0 before the first such call.
     alone: u64,
     /// The time of the quickest call of late, or 0 before the first call.
@@ -114,6 +117,7 @@ impl LoadWindow {
             call: 0,
             spread: 0,
             calls: CALLS_MIN,
+            own_wait: OwnWait::default(),
             alone: 0,
             quickest: 0,
             halving: Halving::default(),
@@ -194,14 +198,20 @@ impl LoadWindow {
     /// least one.
     pub(super) fn room(&self, in_flight: u64, most: u64) -> u64 {
         let left = self.most_in_flight().saturating_sub(in_flight);
-        most.min(left).min(self.units() / FLIGHTS_MIN).max(1)
+        most.min(left).min(self.flight_max()).max(1)
     }
 
     /// Returns whether the window has room for a whole flight: for all waiting requests, or for the maximum of one
     /// flight. So flights do not become small while many requests wait.
     pub(super) fn has_room(&self, in_flight: u64, waiting: u64, most: u64) -> bool {
         let left = self.most_in_flight().saturating_sub(in_flight);
-        left >= waiting.min(most).min(self.units() / FLIGHTS_MIN).max(1)
+        left >= waiting.min(most).min(self.flight_max()).max(1)
+    }
+
+    /// Returns the part of the window that one flight may use. The window has room for one flight more than the allowed
+    /// calls, so that corrections do not fill all of it and each check waits for a whole flight.
+    fn flight_max(&self) -> u64 {
+        self.units() / (self.calls + 1).min(FLIGHTS_MIN)
     }
 
     /// Returns whether requests are sent evenly, because other clients make calls long.
@@ -249,10 +259,16 @@ impl LoadWindow {
             self.call = moved(self.call, took, if took < self.call / 2 { 2 } else { 8 }).max(1);
         }
         // The allowed number of calls grows by at most one for each call that is answered. A burst on an idle lane
-        // therefore begins with a few calls, whose durations are measured first.
+        // therefore begins with a few calls, whose durations are measured first. While requests wait for each other,
+        // the number shrinks below the calls that are in flight.
         let beyond = self.call.saturating_sub(CALL_SHORT);
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
-        self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
+        self.own_wait.record(sent.in_flight, sent.flights, took);
+        let calls = match self.own_wait.is_half() && self.call >= 2 * self.alone {
+            true => self.calls.min(sent.flights as u64).saturating_sub(1),
+            false => self.calls + 1,
+        };
+        self.calls = calls.clamp(CALLS_MIN, wanted.min(CALLS_MAX));
         let is_long = self.is_long(deadline);
         let timely = if whole_time < deadline { sent.units } else { 0 };
         self.record_alone(whole_time, sent, deadline, timely);

@@ -43,6 +43,7 @@ mod caller_flight;
 mod groups;
 mod halving;
 mod load_window;
+mod own_wait;
 #[cfg(any(feature = "_redis", test))]
 mod queue;
 mod quickest;

@@ -38,6 +38,8 @@ struct Way {
     trip: Duration,
     /// The server's time for each request.
     each: Duration,
+    /// The server's time for each call, or that of the way to it, apart from the requests.
+    call: Duration,
     /// The time between two turns of a connection, if neighbours have others.
     turn: Duration,
     /// The longest time between two turns, if it varies.
@@ -118,7 +120,7 @@ impl RemoteStore for Server {
     type Queue = Queue<Self>;
 
     async fn send_batch(&self, callers: Vec<Caller<Self>>, _until: Instant, _: Option<Timestamp>) -> CallResult {
-        let Way { each, .. } = self.0.way;
+        let Way { each, call, .. } = self.0.way;
         let trip = self.0.way.trip_at(self.0.began.elapsed());
         let mut at = Instant::now() + trip / 2;
         if let Some((_, end)) = self.0.stall.lock().unwrap().filter(|(begin, end)| (*begin..*end).contains(&at)) {
@@ -130,7 +132,7 @@ impl RemoteStore for Server {
         at = self.0.began + turn;
         let answered = {
             let mut free = self.0.free.lock().unwrap();
-            let end = free.unwrap_or(at).max(at) + each * callers.len() as u32;
+            let end = free.unwrap_or(at).max(at) + call + each * callers.len() as u32;
             *free = Some(end);
             end + trip / 2
         };
@@ -417,6 +419,19 @@ async fn store_that_moves_away_under_load_decides_all() {
             println!("{later_trip} ms, {rate} offered, {decided} decided");
             assert!(decided * 100 >= rate * 97, "{later_trip} ms, {rate} offered, {decided} decided");
         }
+    }
+}
+
+/// A way lets 10 kB a second pass. A call has 194 bytes and 66 for each request, so calls of one request carry 38
+/// requests a second. A client whose calls have one request of 118 bytes would carry 84.
+#[tokio::test(start_paused = true)]
+async fn way_that_lets_few_bytes_pass_carries_large_calls() {
+    let bytes = |bytes| Duration::from_micros(100) * bytes;
+    let way = Way { trip: MS, each: bytes(66), call: bytes(194), ..Way::default() };
+    for (rate, least) in [(35, 34), (60, 56), (80, 62), (160, 76), (250, 76)] {
+        let ends = offer(&Server::new(way).limiter(), rate, 30 * SECOND).await;
+        let decided = decided(&ends, 5 * SECOND, 25 * SECOND);
+        assert!(decided >= least, "{rate} offered, {decided} decided");
     }
 }
 
