@@ -63,8 +63,8 @@ labelled! {
 /// [`StoreFailed`](Self::StoreFailed), [`ScriptsForgotten`](Self::ScriptsForgotten),
 /// [`MasterChanged`](Self::MasterChanged) and [`TooManyQuotas`](Self::TooManyQuotas) have the level `WARN`.
 /// [`StoreUp`](Self::StoreUp), [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) have the
-/// level `INFO`. Events that occur for each check, request or key are not written. Without the feature, no event is
-/// written.
+/// level `INFO`. [`StillFailing`](Self::StillFailing), and events that occur for each check, request or key, are not
+/// written. Without the feature, no event is written.
 ///
 /// Each event is made by the function with its name. Use these functions in limiters of your own, and in tests of
 /// observers.
@@ -169,8 +169,8 @@ pub enum LimiterEvent {
         /// The host and port of the new master.
         master: String,
     },
-    /// Checks fail at the store. Reported once a minute for each kind of error. If checks fail for a new reason of the
-    /// same kind, reported again, at the earliest five seconds later. Reported again after
+    /// Checks fail at the store. Reported once a minute for each kind of error and each reason, and for another reason
+    /// of the same kind at the earliest five seconds later. Reported again after
     /// [`StoreRecovered`](Self::StoreRecovered), and when an observer is added.
     #[non_exhaustive]
     StoreFailed {
@@ -180,8 +180,18 @@ pub enum LimiterEvent {
         /// The error, with its causes, and how to fix it.
         error: String,
     },
-    /// Checks succeed again after [`StoreFailed`](Self::StoreFailed): a check has succeeded, and no check has failed
-    /// for five seconds.
+    /// Checks still fail at the store, for a reason that [`StoreFailed`](Self::StoreFailed) has named in the last
+    /// minute. The text is that of the newest error, for pages that show it. Reported at most once in five seconds for
+    /// each kind of error.
+    #[non_exhaustive]
+    StillFailing {
+        /// The kind of the error.
+        kind: StoreErrorKind,
+        /// The error, with its causes, and how to fix it.
+        error: String,
+    },
+    /// Checks succeed again after [`StoreFailed`](Self::StoreFailed): a check has succeeded, and no check that was sent
+    /// has failed for five seconds.
     StoreRecovered,
     /// A correction after the response did not reach the store. The correction was a refund, or an additional
     /// charge for a request that cost more units than it had been charged. Reported for each lost call.
@@ -270,6 +280,12 @@ impl LimiterEvent {
         Self::StoreFailed { kind, error: error.into() }
     }
 
+    /// Makes [`StillFailing`](Self::StillFailing).
+    #[must_use]
+    pub fn still_failing(kind: StoreErrorKind, error: impl Into<String>) -> Self {
+        Self::StillFailing { kind, error: error.into() }
+    }
+
     /// Makes [`PlacesForgotten`](Self::PlacesForgotten).
     #[must_use]
     pub fn places_forgotten(units: u64) -> Self {
@@ -344,7 +360,8 @@ impl LimiterEvent {
                 "more quotas have live states than the limiter has numbers for (16,382): states of further quotas \
                  take more memory and time, are not in snapshots, and may be forgotten when the table is full"
             ),
-            Self::Evicted { .. }
+            Self::StillFailing { .. }
+            | Self::Evicted { .. }
             | Self::Full
             | Self::FellBack { .. }
             | Self::Failed { .. }

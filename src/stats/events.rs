@@ -26,10 +26,13 @@ const DOWN_MAX: usize = 1_024;
 /// The number of ways in which a check can end: with one of the kinds of errors, or with a decision.
 const CHECK_ENDS: usize = STORE_ERRORS + 1;
 
-/// The last reported error of each kind since checks last recovered.
-#[derive(Default)]
+/// The last reported error of each kind since checks began to fail.
+#[derive(Clone, Debug, Default)]
 struct StoreErrors {
     by_kind: [Option<StoreError>; STORE_ERRORS],
+    /// True if checks have recovered since. The texts stay until checks fail again, because the newest counts still
+    /// contain the failures.
+    are_over: bool,
 }
 
 /// An error with which checks of a store fail: its text, and the time of its last report.
@@ -47,6 +50,8 @@ pub(super) struct EventCells {
     store_errors: Mutex<StoreErrors>,
     newest_checks: Mutex<NewestCounts<CHECK_ENDS>>,
     scripts_forgotten: AtomicU64,
+    /// The time of the last such event, in microseconds.
+    scripts_forgotten_at: AtomicU64,
     local_answers: AtomicU64,
     fallbacks: AtomicU64,
     evicted: [AtomicU64; 2],
@@ -94,6 +99,7 @@ impl EventCells {
             recoveries: AtomicU64::default(),
             store_errors: Mutex::default(),
             scripts_forgotten: AtomicU64::default(),
+            scripts_forgotten_at: AtomicU64::default(),
             local_answers: AtomicU64::default(),
             fallbacks: AtomicU64::default(),
             evicted: Default::default(),
@@ -156,13 +162,20 @@ impl EventCells {
             }
             LimiterEvent::StoreRecovered => {
                 add(&self.recoveries);
-                *lock(&self.store_errors) = StoreErrors::default();
+                lock(&self.store_errors).are_over = true;
             }
-            LimiterEvent::StoreFailed { kind, error } => {
+            LimiterEvent::StoreFailed { kind, error } | LimiterEvent::StillFailing { kind, error } => {
                 let error = StoreError { text: bounded(error), at: now() };
-                lock(&self.store_errors).by_kind[*kind as usize] = Some(error);
+                let mut errors = lock(&self.store_errors);
+                if errors.are_over {
+                    *errors = StoreErrors::default();
+                }
+                errors.by_kind[*kind as usize] = Some(error);
             }
-            LimiterEvent::ScriptsForgotten { .. } => add(&self.scripts_forgotten),
+            LimiterEvent::ScriptsForgotten { .. } => {
+                add(&self.scripts_forgotten);
+                self.scripts_forgotten_at.store(now().as_micros(), Ordering::Relaxed);
+            }
             LimiterEvent::AnsweredLocally => add(&self.local_answers),
             LimiterEvent::FellBack { .. } => add(&self.fallbacks),
             LimiterEvent::Evicted { throttled } => add(&self.evicted[usize::from(*throttled)]),
@@ -197,7 +210,7 @@ impl EventCells {
             let (server, error) = servers_down.first()?;
             Some(bounded(&format!("{server} does not answer: {error}")))
         };
-        let store_errors = lock(&self.store_errors).by_kind.clone();
+        let store_errors = lock(&self.store_errors).clone();
         // Reads the ends before the beginnings. Otherwise a wait that begins and ends between the two readings would
         // count as an end without a beginning.
         let ended = read(&self.waits_ended);
@@ -210,6 +223,7 @@ impl EventCells {
             down_error: of_server(),
             store_errors,
             scripts_forgotten: read(&self.scripts_forgotten),
+            scripts_forgotten_at: Timestamp::from_micros(read(&self.scripts_forgotten_at)),
             local_answers: read(&self.local_answers),
             fallbacks: read(&self.fallbacks),
             evicted: self.evicted.each_ref().map(read),
@@ -243,9 +257,10 @@ pub struct EventCounts {
     corrections_lost: [u64; STORE_ERRORS],
     recoveries: u64,
     newest: [u64; CHECK_ENDS],
-    store_errors: [Option<StoreError>; STORE_ERRORS],
+    store_errors: StoreErrors,
     down_error: Option<Box<str>>,
     scripts_forgotten: u64,
+    scripts_forgotten_at: Timestamp,
     local_answers: u64,
     fallbacks: u64,
     evicted: [u64; 2],
@@ -302,14 +317,26 @@ impl EventCounts {
 
     /// Iterates over the errors with which checks of a store failed since they last
     /// [recovered](LimiterEvent::StoreRecovered). For each kind, yields the last error that was
-    /// [reported](LimiterEvent::StoreFailed) and the time of that report. The kind with which most checks ended in the
-    /// last ten to fifteen seconds comes first. The text of an error is cut to 4 KiB.
+    /// [reported](LimiterEvent::StoreFailed) or [renewed](LimiterEvent::StillFailing), and the time of that event. The
+    /// kind with which most checks ended in the last ten to fifteen seconds comes first. The text of an error is cut to
+    /// 4 KiB.
     pub fn store_errors(&self) -> impl Iterator<Item = (StoreErrorKind, &str, Timestamp)> {
-        let kinds = StoreErrorKind::ALL.iter().copied().zip(&self.store_errors);
+        self.last_store_errors().filter(|_| !self.store_errors.are_over)
+    }
+
+    /// Does what [`store_errors`](Self::store_errors) does, but yields the errors of the last failures until checks fail
+    /// again, even if checks have recovered.
+    pub(crate) fn last_store_errors(&self) -> impl Iterator<Item = (StoreErrorKind, &str, Timestamp)> {
+        let kinds = StoreErrorKind::ALL.iter().copied().zip(&self.store_errors.by_kind);
         let mut errors: Vec<(StoreErrorKind, &StoreError)> =
             kinds.filter_map(|(kind, error)| Some((kind, error.as_ref()?))).collect();
         errors.sort_by_key(|(kind, error)| Reverse((self.newest[*kind as usize], error.at)));
         errors.into_iter().map(|(kind, error)| (kind, &*error.text, error.at))
+    }
+
+    /// Returns whether checks have recovered since they last failed.
+    pub(crate) fn has_recovered(&self) -> bool {
+        self.store_errors.are_over
     }
 
     /// Returns why checks of a store fail, or why the last checks failed: the first of
@@ -327,6 +354,11 @@ impl EventCounts {
     #[must_use]
     pub fn scripts_forgotten(&self) -> u64 {
         self.scripts_forgotten
+    }
+
+    /// Returns the time of the last such event, or zero if there was none.
+    pub(crate) fn scripts_forgotten_at(&self) -> Timestamp {
+        self.scripts_forgotten_at
     }
 
     /// Returns the number of checks that a limiter answered without its store: with a remembered denial, or from leased

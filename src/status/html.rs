@@ -160,7 +160,8 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
 fn store_errors(html: &mut String, now: Timestamp, events: &EventCounts) -> fmt::Result {
     let failed: u64 = events.newest_errors().map(|(_, count)| count).sum();
     let lately = |kind: StoreErrorKind| events.newest_errors().find(|(other, _)| *other == kind).map_or(0, |it| it.1);
-    let mut errors = events.store_errors().filter(|(kind, ..)| failed == 0 || lately(*kind) > 0).peekable();
+    let is_shown = |kind| if failed == 0 { !events.has_recovered() } else { lately(kind) > 0 };
+    let mut errors = events.last_store_errors().filter(|(kind, ..)| is_shown(*kind)).peekable();
     if failed == 0 && errors.peek().is_none() {
         return Ok(());
     }
@@ -169,16 +170,17 @@ fn store_errors(html: &mut String, now: Timestamp, events: &EventCounts) -> fmt:
         0 => html.push_str("<pre class=\"bad\"><b>Checks of the store failed a moment ago.</b>"),
         _ => write!(
             html,
-            "<pre class=\"bad\"><b>{} of {} checks of the store failed in the last {seconds} s.</b>",
+            "<pre class=\"bad\"><b>{} of {} checks of the store failed in the last {seconds} s.{}</b>",
             Count(failed),
-            Count(all)
+            Count(all),
+            if events.has_recovered() { " They succeed again." } else { "" }
         )?,
     }
     for (kind, error, at) in errors {
         let ago = About(now.saturating_since(at));
         write!(html, "\n<b>{} {kind}</b>, noted {ago} ago: {}", Count(lately(kind)), HtmlText(error))?;
     }
-    let is_noted = |kind| events.store_errors().any(|(noted, ..)| noted == kind);
+    let is_noted = |kind| events.last_store_errors().any(|(noted, ..)| noted == kind);
     for (kind, count) in events.newest_errors().filter(|(kind, count)| *count > 0 && !is_noted(*kind)) {
         write!(html, "\n<b>{} {kind}</b>", Count(count))?;
     }
@@ -222,7 +224,7 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     if events.checks().count() + errors > 0 {
         let checks = events.checks();
         let label = format!(
-            "half of {} checks of the store took this time; 99 % took {}",
+            "half of {} checks of the store since the start took this time; 99 % took {}",
             Count(checks.count()),
             bound(checks, 99)
         );
@@ -236,7 +238,11 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
         store_load(html, load)?;
     }
     if events.scripts_forgotten() > 0 {
-        let label = "times a server of Redis was restarted, replaced, or had its scripts flushed";
+        let ago = About(stats.taken_at().saturating_since(events.scripts_forgotten_at()));
+        let label = format!(
+            "times a server of Redis was restarted, replaced, or had its scripts flushed, the last time {ago} ago: counts \
+             may be lost"
+        );
         tile(html, Count(events.scripts_forgotten()), label, true)?;
     }
     let lost: u64 = events.corrections_lost().map(|(_, count)| count).sum();
@@ -298,7 +304,7 @@ fn store_load(html: &mut String, load: &StoreLoad) -> fmt::Result {
         let label = format!(
             "for a call to the store, on average{}{}",
             of.unwrap_or_default(),
-            quickest.unwrap_or_else(|| "; none was answered lately".to_owned())
+            quickest.unwrap_or_else(|| "; none was decided lately".to_owned())
         );
         tile(html, millis(time), label, is_slow)?;
     }

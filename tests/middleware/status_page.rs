@@ -438,6 +438,36 @@ async fn errors_are_shown_by_how_many_checks_failed_so_lately() {
     world.clock.advance(Duration::from_secs(15));
     let html = page().await;
     assert!(html.contains("failed a moment ago.") && html.contains("a missing right"), "{html}");
+
+    fail(StoreErrorKind::Timeout, "before it ended", 3);
+    world.stats.on_limiter_event(&LimiterEvent::StoreRecovered);
+    let html = page().await;
+    let shown = "<b>3 of 3 checks of the store failed in the last 15 s. They succeed again.</b>\n\
+                 <b>3 timeout</b>, noted 0 s ago: before it ended</pre>";
+    assert!(html.contains(shown), "{html}");
+    assert!(json(&world.page).await["limiter"]["error"].is_null());
+    world.clock.advance(Duration::from_secs(20));
+    assert!(!page().await.contains("checks of the store failed"));
+}
+
+#[tokio::test]
+async fn error_of_checks_is_renewed_while_they_fail() {
+    let world = World::new();
+    let page = async || text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await.1;
+    world.stats.on_limiter_event(&LimiterEvent::store_failed(StoreErrorKind::Overloaded, "a call takes 2ms"));
+    world.clock.advance(Duration::from_secs(5));
+    world.stats.on_limiter_event(&LimiterEvent::still_failing(StoreErrorKind::Overloaded, "a call takes 46ms"));
+    let html = page().await;
+    assert!(html.contains("a call takes 46ms") && !html.contains("a call takes 2ms"), "{html}");
+}
+
+#[tokio::test]
+async fn restart_of_a_server_is_shown_with_its_time() {
+    let world = World::new();
+    world.stats.on_limiter_event(&LimiterEvent::scripts_forgotten("cache:6379", true));
+    world.clock.advance(Duration::from_secs(90));
+    let html = text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await.1;
+    assert!(html.contains("the last time 90 s ago: counts may be lost"), "{html}");
 }
 
 #[tokio::test]

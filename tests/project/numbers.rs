@@ -97,7 +97,10 @@ const PROMISES: &[Promise] = &[
         &["checks wait for {} attempts, which takes", "or after {} failed attempts"],
     ),
     ("src/limiter/redis/connection/reconnect.rs::IDLE", &["the connection is probed after {} without a check"]),
-    ("src/limiter/remote/events.rs::QUIET", &["no check has failed for {}.", "and none failed for {} |"]),
+    (
+        "src/limiter/remote/events.rs::QUIET",
+        &["no check that was sent has failed for {}.", "and none that was sent failed for {} |"],
+    ),
     ("src/limiter/store/silence.rs::DEADLINES", &["until nothing was heard for {} deadlines"]),
     ("src/limiter/store/calls.rs::LISTENS", &["{} more, to notice that the store is not dead"]),
     (

@@ -17,12 +17,15 @@ use crate::limiter::observers::Observers;
 use crate::outcome::Observer;
 use crate::store_load::StoreLoadReader;
 
-/// The time after which an error of the same kind is reported again.
+/// The time after which an error of the same kind and for the same reason is reported again.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// The time after which an error of the same kind with another reason is reported. A new reason why a server is
-/// down is reported after this time, too.
+/// The time after which the next error of the same kind is looked at: it is reported if it has another reason, and
+/// renewed otherwise. A new reason why a server is down is reported after this time, too.
 const ANOTHER: Duration = Duration::from_secs(5);
+
+/// The number of reasons that are remembered for each kind of error. Checks can fail for two reasons in turn.
+const REASONS_MAX: usize = 4;
 
 /// The time without a failure after which checks count as succeeding again.
 const QUIET: Duration = Duration::from_secs(5);
@@ -63,27 +66,6 @@ enum ServerChange {
 struct ReportedError {
     text: String,
     at: Instant,
-    /// The instant at which the reason was last compared with the reason of another error.
-    compared_at: Instant,
-}
-
-impl ReportedError {
-    fn new(text: String, at: Instant) -> Self {
-        Self { text, at, compared_at: at }
-    }
-
-    /// Returns whether to report an error now. The reason is compared once in five seconds, because errors come with
-    /// each check.
-    fn is_due(&mut self, now: Instant, text: impl FnOnce() -> String) -> bool {
-        if now.duration_since(self.at) >= AGAIN {
-            return true;
-        }
-        if now.duration_since(self.compared_at) < ANOTHER {
-            return false;
-        }
-        self.compared_at = now;
-        has_other_reason(&self.text, &text())
-    }
 }
 
 /// Returns whether two texts of errors give different reasons. Words with a digit are left out: durations, counts,
@@ -95,10 +77,39 @@ fn has_other_reason(one: &str, other: &str) -> bool {
 
 #[derive(Default)]
 struct FailureReports {
-    /// The error of each kind that was last reported.
-    reported: [Option<ReportedError>; StoreErrorKind::ALL.len()],
+    reported: [KindReports; StoreErrorKind::ALL.len()],
     /// The instant at which a check last failed.
     last: Option<Instant>,
+}
+
+/// The reports of errors of one kind.
+#[derive(Default)]
+struct KindReports {
+    /// The last report of each reason, the oldest reason first.
+    reasons: Vec<ReportedError>,
+    /// The instant at which an error was last looked at. Errors come with each check, so their texts are not compared
+    /// for each.
+    looked_at: Option<Instant>,
+}
+
+impl KindReports {
+    /// Returns the event for an error, if one is due.
+    fn due(&mut self, now: Instant, kind: StoreErrorKind, text: impl FnOnce() -> String) -> Option<LimiterEvent> {
+        if self.looked_at.is_some_and(|at| now.duration_since(at) < ANOTHER) {
+            return None;
+        }
+        self.looked_at = Some(now);
+        let text = text();
+        let known = self.reasons.iter().position(|known| !has_other_reason(&known.text, &text));
+        if known.is_some_and(|known| now.duration_since(self.reasons[known].at) < AGAIN) {
+            return Some(LimiterEvent::still_failing(kind, text));
+        }
+        if known.is_some() || self.reasons.len() == REASONS_MAX {
+            self.reasons.remove(known.unwrap_or(0));
+        }
+        self.reasons.push(ReportedError { text: text.clone(), at: now });
+        Some(LimiterEvent::store_failed(kind, text))
+    }
 }
 
 impl Events {
@@ -209,29 +220,21 @@ impl Events {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports an error once a minute for each kind. The error is reported earlier if the reason has changed,
-    /// checks have succeeded since, or an observer was added.
+    /// Reports an error once a minute for each kind and reason, and renews it each five seconds. The error is reported
+    /// earlier if checks have succeeded since, or an observer was added.
     pub(crate) fn report_failure(&self, kind: StoreErrorKind, error: &dyn Error) {
-        if let Some(text) = self.due_text(kind, error) {
-            self.report_to_all(&LimiterEvent::store_failed(kind, text));
-        }
-    }
-
-    /// Records a failure. If the failure has to be reported, returns its text, and counts it as reported.
-    fn due_text(&self, kind: StoreErrorKind, error: &dyn Error) -> Option<String> {
         let now = Instant::now();
-        let mut failures = self.failures();
-        self.is_failing.store(true, Ordering::Relaxed);
-        failures.last = Some(now);
-        debug_assert!((kind as usize) < failures.reported.len(), "each kind of error has a place");
-        let reported = failures.reported.get_mut(kind as usize)?;
-        let text = || WithSources(error).to_string();
-        if !reported.as_mut().is_none_or(|last| last.is_due(now, text)) {
-            return None;
+        let due = {
+            let mut failures = self.failures();
+            self.is_failing.store(true, Ordering::Relaxed);
+            failures.last = Some(now);
+            debug_assert!((kind as usize) < failures.reported.len(), "each kind of error has a place");
+            let reports = failures.reported.get_mut(kind as usize);
+            reports.and_then(|reports| reports.due(now, kind, || WithSources(error).to_string()))
+        };
+        if let Some(event) = due {
+            self.report_to_all(&event);
         }
-        let text = text();
-        *reported = Some(ReportedError::new(text.clone(), now));
-        Some(text)
     }
 
     /// Records that a call succeeded, and reports that checks succeed again if no check has failed for a
@@ -289,7 +292,7 @@ impl Servers {
                 if self.down.get_mut(&server).is_some_and(is_same) {
                     return (None, Vec::new());
                 }
-                self.down.insert(server.clone(), ReportedError::new(error.clone(), now));
+                self.down.insert(server.clone(), ReportedError { text: error.clone(), at: now });
                 (None, vec![LimiterEvent::store_down(server, error)])
             }
             ServerChange::Up { server } => {
@@ -319,6 +322,17 @@ mod tests {
     impl Observer for Seen {
         fn on_limiter_event(&self, event: &LimiterEvent) {
             self.0.lock().unwrap().push(event.clone());
+        }
+    }
+
+    impl Seen {
+        /// Returns the texts of the errors that were reported.
+        fn failures(&self) -> Vec<String> {
+            let text = |event: &LimiterEvent| match event {
+                LimiterEvent::StoreFailed { error, .. } => Some(error.clone()),
+                _ => None,
+            };
+            self.0.lock().unwrap().iter().filter_map(text).collect()
         }
     }
 
@@ -413,10 +427,10 @@ mod tests {
             for kind in StoreErrorKind::ALL.iter().cycle().take(50) {
                 events.report_failure(*kind, &away());
             }
-            tokio::time::advance(AGAIN - Duration::from_millis(1)).await;
+            tokio::time::advance(AGAIN - ANOTHER).await;
             events.report_failure(StoreErrorKind::Misconfigured, &away());
-            assert_eq!(seen.0.lock().unwrap().len(), StoreErrorKind::ALL.len() * minute);
-            tokio::time::advance(Duration::from_millis(1)).await;
+            assert_eq!(seen.failures().len(), StoreErrorKind::ALL.len() * minute);
+            tokio::time::advance(ANOTHER).await;
         }
     }
 
@@ -424,14 +438,6 @@ mod tests {
     async fn error_for_another_reason_is_reported_five_seconds_later() {
         let (seen, events) = observed();
         let fail = |text: &str| events.report_failure(StoreErrorKind::Unavailable, &std::io::Error::other(text));
-        let texts = || {
-            let seen = seen.0.lock().unwrap();
-            let text = |event: &LimiterEvent| match event {
-                LimiterEvent::StoreFailed { error, .. } => Some(error.clone()),
-                _ => None,
-            };
-            seen.iter().filter_map(text).collect::<Vec<_>>()
-        };
         fail("connection to 10.0.0.1:6379 closed after 3ms");
         fail("out of memory");
         tokio::time::advance(ANOTHER).await;
@@ -441,10 +447,25 @@ mod tests {
         fail("connection to 10.0.0.1:6379 closed after 5ms");
         tokio::time::advance(ANOTHER).await;
         fail("out of memory");
-        assert_eq!(texts(), ["connection to 10.0.0.1:6379 closed after 3ms", "out of memory"]);
+        assert_eq!(seen.failures(), ["connection to 10.0.0.1:6379 closed after 3ms", "out of memory"]);
         tokio::time::advance(AGAIN - ANOTHER).await;
         fail("out of memory");
-        assert_eq!(texts().len(), 3, "a minute has passed");
+        assert_eq!(seen.failures().len(), 3, "a minute has passed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn error_is_renewed_while_reasons_alternate() {
+        let (seen, events) = observed();
+        for number in 0..11 {
+            let text = if number % 2 == 0 { format!("a call takes {number}ms") } else { "no answer".to_owned() };
+            events.report_failure(StoreErrorKind::Timeout, &std::io::Error::other(text));
+            events.report_failure(StoreErrorKind::Timeout, &std::io::Error::other("another reason at once"));
+            tokio::time::advance(ANOTHER).await;
+        }
+        assert_eq!(seen.failures(), ["a call takes 0ms", "no answer"]);
+        let seen = seen.0.lock().unwrap();
+        assert_eq!(seen.len(), 11);
+        assert_eq!(seen[10], LimiterEvent::still_failing(StoreErrorKind::Timeout, "a call takes 10ms"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -472,6 +493,8 @@ mod tests {
         let (seen, events) = observed();
         let failed = LimiterEvent::store_failed(StoreErrorKind::Unavailable, "away");
         let mut expected = Vec::new();
+        let is_report = |event: &&LimiterEvent| !matches!(event, LimiterEvent::StillFailing { .. });
+        let reported = || seen.0.lock().unwrap().iter().filter(is_report).cloned().collect::<Vec<_>>();
         events.record_success();
         for _ in 0..2 {
             // Single successes between failures are not a recovery.
@@ -482,13 +505,13 @@ mod tests {
             }
             // Twenty failures take more than one minute, and less than two.
             expected.extend([failed.clone(), failed.clone()]);
-            assert_eq!(*seen.0.lock().unwrap(), expected);
+            assert_eq!(reported(), expected);
             tokio::time::advance(Duration::from_millis(1)).await;
             for _ in 0..3 {
                 events.record_success();
             }
             expected.push(LimiterEvent::StoreRecovered);
-            assert_eq!(*seen.0.lock().unwrap(), expected);
+            assert_eq!(reported(), expected);
         }
     }
 }
