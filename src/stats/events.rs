@@ -324,8 +324,8 @@ impl EventCounts {
         self.last_store_errors().filter(|_| !self.store_errors.are_over)
     }
 
-    /// Does what [`store_errors`](Self::store_errors) does, but yields the errors of the last failures until checks fail
-    /// again, even if checks have recovered.
+    /// Does what [`store_errors`](Self::store_errors) does, but yields the errors of the last failures until checks
+    /// fail again, even if checks have recovered.
     pub(crate) fn last_store_errors(&self) -> impl Iterator<Item = (StoreErrorKind, &str, Timestamp)> {
         let kinds = StoreErrorKind::ALL.iter().copied().zip(&self.store_errors.by_kind);
         let mut errors: Vec<(StoreErrorKind, &StoreError)> =
