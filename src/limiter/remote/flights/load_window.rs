@@ -209,7 +209,7 @@ impl LoadWindow {
     }
 
     /// Returns the part of the window that one flight may use. The window has room for one flight more than the allowed
-    /// calls, so that corrections do not fill all of it and each check waits for a whole flight.
+    /// calls. Without it, corrections would fill the window, and each check would wait for the end of a whole flight.
     fn flight_max(&self) -> u64 {
         self.units() / (self.calls + 1).min(FLIGHTS_MIN)
     }
