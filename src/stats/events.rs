@@ -35,6 +35,15 @@ struct StoreErrors {
     are_over: bool,
 }
 
+impl StoreErrors {
+    /// Forgets the errors of failures from which checks have recovered, because checks fail again.
+    fn begin(&mut self) {
+        if self.are_over {
+            *self = Self::default();
+        }
+    }
+}
+
 /// An error with which checks of a store fail: its text, and the time of its last report.
 #[derive(Clone, Debug)]
 struct StoreError {
@@ -167,9 +176,7 @@ impl EventCells {
             LimiterEvent::StoreFailed { kind, error } | LimiterEvent::StillFailing { kind, error } => {
                 let error = StoreError { text: bounded(error), at: now() };
                 let mut errors = lock(&self.store_errors);
-                if errors.are_over {
-                    *errors = StoreErrors::default();
-                }
+                errors.begin();
                 errors.by_kind[*kind as usize] = Some(error);
             }
             LimiterEvent::ScriptsForgotten { .. } => {
@@ -182,6 +189,7 @@ impl EventCells {
             LimiterEvent::Full => add(&self.full),
             LimiterEvent::TooManyQuotas => add(&self.too_many_quotas),
             LimiterEvent::StoreDown { server, error } => {
+                lock(&self.store_errors).begin(); // checks fail at once now, and no error is reported for them
                 let (server, error) = (bounded(server), cut(error, DOWN_MAX).into());
                 let mut down = lock(&self.down);
                 if down.len() < SERVERS_MAX || down.contains_key(&server) {

@@ -448,6 +448,13 @@ async fn errors_are_shown_by_how_many_checks_failed_so_lately() {
     assert!(json(&world.page).await["limiter"]["error"].is_null());
     world.clock.advance(Duration::from_secs(20));
     assert!(!page().await.contains("checks of the store failed"));
+
+    // The server goes down between two checks. The next checks fail at once, without an error of their own.
+    world.stats.on_limiter_event(&LimiterEvent::store_down("cache:6379", "refused"));
+    world.stats.on_limiter_event(&LimiterEvent::store_checked(Duration::ZERO, Some(StoreErrorKind::Timeout)));
+    let html = page().await;
+    assert!(html.contains("1 of 1 checks of the store failed in the last 15 s.</b>"), "{html}");
+    assert!(html.contains("refused") && !html.contains("before it ended"), "{html}");
 }
 
 #[tokio::test]
