@@ -42,6 +42,8 @@ struct Orders {
     reset: watch::Sender<()>,
     /// Commands with this word are refused, as by a proxy that does not know them.
     unknown: Mutex<Option<&'static str>>,
+    /// A connection ends once a command with this word was passed on.
+    ends_at: Mutex<Option<&'static str>>,
     /// The time that bytes of new connections take, one way.
     delay_us: AtomicU64,
     /// The bytes a second that delayed connections carry, one way. 0 if they have no limit.
@@ -126,6 +128,11 @@ impl Proxy {
     /// Refuses commands with this word.
     pub(crate) fn does_not_know(&self, word: &'static str) {
         *self.orders.unknown.lock().unwrap() = Some(word);
+    }
+
+    /// Cuts a connection once it has passed a command with this word on.
+    pub(crate) fn ends_at(&self, word: &'static str) {
+        *self.orders.ends_at.lock().unwrap() = Some(word);
     }
 
     /// Delays the bytes of new connections: there and back takes this time.
@@ -213,9 +220,9 @@ async fn pass(mut client: TcpStream, delay: Duration, number: usize, orders: &Or
                     if number < orders.remembered.load(Ordering::Relaxed) {
                         continue;
                     }
-                    let unknown = *orders.unknown.lock().unwrap();
-                    let has = |word: &str| asked[..read].windows(word.len()).any(|bytes| bytes == word.as_bytes());
-                    if let Some(word) = unknown.filter(|word| has(word)) {
+                    let has = |word: &&str| asked[..read].windows(word.len()).any(|bytes| bytes == word.as_bytes());
+                    let given = |word: &Mutex<Option<&'static str>>| word.lock().unwrap().filter(has);
+                    if let Some(word) = given(&orders.unknown) {
                         // A command begins with the number of its parts.
                         let commands = asked[..read].iter().filter(|byte| **byte == b'*').count();
                         let refusal = format!("-ERR unknown command '{word}'\r\n").repeat(commands);
@@ -224,7 +231,7 @@ async fn pass(mut client: TcpStream, delay: Duration, number: usize, orders: &Or
                         }
                         continue;
                     }
-                    if server.write_all(&asked[..read]).await.is_err() {
+                    if server.write_all(&asked[..read]).await.is_err() || given(&orders.ends_at).is_some() {
                         return;
                     }
                 }
