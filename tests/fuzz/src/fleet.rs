@@ -56,5 +56,8 @@ fuzz_target!(|bytes: &[u8]| {
     // The number of the form, no parts, and the text.
     let stored: Arc<[u8]> = [&[1, 0], text.as_bytes()].concat().into();
     let store = InMemory::with(Value::new(Version::from_bytes([1; 16]), stored));
-    RUNTIME.block_on(read(&store, &text));
+    RUNTIME.block_on(async {
+        read(&store, &text).await;
+        tokio::time::sleep(Duration::from_secs(2)).await; // the tasks of the fleets end
+    });
 });

@@ -10,15 +10,10 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, Pipeline, RedisFuture, Value};
-use tokio::runtime::Runtime;
 use tower_ratelimit::limiter::{Charge, Limiter, Refund};
 use tower_ratelimit::{Key, Policy, RedisLimiter};
 
-use support::quotas;
-
-static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
-    tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime without I/O is possible")
-});
+use support::{RUNTIME, quotas};
 
 static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
     quotas()
