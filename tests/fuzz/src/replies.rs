@@ -16,11 +16,7 @@ use tower_ratelimit::{Key, Policy, RedisLimiter};
 use support::{RUNTIME, quotas};
 
 static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
-    quotas()
-        .into_iter()
-        .enumerate()
-        .map(|(at, quota)| Policy::new(format!("p{at}"), quota).expect("a name"))
-        .collect()
+    quotas().into_iter().enumerate().map(|(at, quota)| Policy::new(format!("p{at}"), quota).expect("a name")).collect()
 });
 
 /// A connection whose replies are given.
