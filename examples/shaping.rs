@@ -38,7 +38,7 @@ impl Observer for Log {
 async fn main() -> Result<(), Box<dyn Error>> {
     let quota = Quota::leaky_queue(5, Duration::from_secs(1))?.max_wait(Duration::from_secs(2))?;
     let limit = RateLimitLayer::new(MemoryLimiter::new(), Rule::new("backend", quota)?, key::global())
-        .delay(TokioTimer::new())
+        .timer(TokioTimer::new())
         .max_waiting(100)
         .observer(Log);
 

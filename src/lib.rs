@@ -58,6 +58,7 @@
 //! | [`observe`] | outcomes, explanations, events, setup warnings, the `Observer` that sees them, `Stats`, which counts them (feature `stats`), and `StatusPage`, which shows them (feature `status`) |
 //! | [`clock`] | clocks, some of them for tests, and timers, with which requests wait |
 //! | [`client`](client/index.html) | for clients: what the headers of a response say about quotas and waits, and a layer that waits as long (feature `client`) |
+//! | [`fleet`](fleet/index.html) | operators' settings for all processes (feature `fleet`) |
 //! | [`rules`](rules/index.html) | [rules in a file](guide::rules_in_a_file), which can change while requests are served (feature `rules`) |
 //! | [`conformance`](conformance/index.html) | the suite for limiters of your own (feature `conformance`) |
 //!
@@ -66,7 +67,7 @@
 //! * This crate is not a load shedder. `tower` has a load shedder.
 //! * Requests wait only if you configure it. Requests can wait in a [leaky queue](Quota::leaky_queue),
 //!   or in line for a [concurrency limit](Quota::max_wait), if the layer has a
-//!   [timer](RateLimitLayer::delay).
+//!   [timer](RateLimitLayer::timer).
 //!
 //! # Features
 //!

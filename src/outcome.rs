@@ -201,7 +201,7 @@ impl Outcome {
 
     /// Returns the wait until the request's departure, as this wait was set when the request was
     /// admitted: the longest wait of the enforced queues. The actual wait is shorter if the request
-    /// moved up in its queue, and zero in a layer without a [timer](crate::RateLimitLayer::delay).
+    /// moved up in its queue, and zero in a layer without a [timer](crate::RateLimitLayer::timer).
     /// Returns zero if the request was not admitted.
     #[must_use]
     pub fn delay(&self) -> Duration {
@@ -387,7 +387,8 @@ impl fmt::Debug for Observed<'_> {
 /// use tower_ratelimit::clock::Timestamp;
 /// use tower_ratelimit::limiter::StoreLoadReader;
 /// use tower_ratelimit::observe::{
-///     LayerEvent, LimiterEvent, Observed, Observer, RulesEvent, SetupWarning, Stats,
+///     FleetEvent, LayerEvent, LimiterEvent, Observed, Observer, RulesEvent, RulesReader,
+///     SetupWarning, Stats,
 /// };
 /// use tower_ratelimit::{Key, Policy};
 ///
@@ -425,8 +426,16 @@ impl fmt::Debug for Observed<'_> {
 ///         self.0.on_store(load);
 ///     }
 ///
+///     fn on_rules(&self, rules: &RulesReader) {
+///         self.0.on_rules(rules);
+///     }
+///
 ///     fn on_rules_event(&self, event: &RulesEvent) {
 ///         self.0.on_rules_event(event);
+///     }
+///
+///     fn on_fleet_event(&self, event: &FleetEvent) {
+///         self.0.on_fleet_event(event);
 ///     }
 ///
 ///     fn on_setup_warning(&self, setup_warning: &SetupWarning) {

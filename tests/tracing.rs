@@ -353,7 +353,7 @@ async fn span_gets_outcome_policy_wait_and_time_of_the_store() {
     let stats = Stats::builder().fill_spans(true).build();
     let queue = Rule::new("queue", Quota::leaky_queue(10, Duration::from_secs(1)).unwrap()).unwrap();
     let limiter = MemoryLimiter::builder().clock(TokioClock::new()).build().unwrap();
-    let layer = RateLimitLayer::new(limiter, queue, key::global()).delay(TokioTimer::new()).observer(stats.clone());
+    let layer = RateLimitLayer::new(limiter, queue, key::global()).timer(TokioTimer::new()).observer(stats.clone());
     let taken = || std::mem::take(&mut *spans.0.lock().unwrap());
     ask(&layer, &["a"]).await;
     assert_eq!(taken(), ["ratelimit.outcome=\"allowed\";", "ratelimit.policy=\"queue\";"]);

@@ -97,7 +97,7 @@ fn limit(limiter: MemoryLimiter) -> Result<Limit, ConfigError> {
         .and(in_tokens(minute)?, customer)
         .and(in_tokens(Rule::plans("tokens-day", days, plan)?)?, customer)
         .and(Rule::plans("at-once", at_once, plan)?, customer)
-        .delay(TokioTimer::new())
+        .timer(TokioTimer::new())
         .max_waiting(WAITING_MAX))
 }
 

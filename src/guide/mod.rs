@@ -6,10 +6,10 @@
 #![doc = include_str!("../../examples/first_day.rs")]
 //! ```
 //!
-//! `examples/first_day.rs` is this program. Each further step of the first day takes one more line:
+//! `examples/first_day.rs` is this program. It needs the features `axum` and `stats` of this crate. Besides axum and
+//! Tokio, it needs the crates `tower`, `tower-http` (feature `cors`) and `serde_json`. Each further step of the first
+//! day takes one more line:
 //!
-//! * The program needs the features `axum` and `stats` of this crate. Besides axum and Tokio, the program needs
-//!   the crates `tower`, `tower-http` (feature `cors`) and `serde_json`.
 //! * Behind a proxy, use [`key::client_ip`](crate::key::client_ip) instead of `key::peer_ip`.
 //! * For a limit that several processes share, use
 //!   [`RedisLimiter::connect(url).await?`](redis_and_failures) instead of `MemoryLimiter::new()`.
@@ -32,6 +32,7 @@
 //! | an algorithm, and to know what it guarantees | constructors of [`Quota`] | [algorithms](choosing_an_algorithm) |
 //! | several limits on a request, all or nothing | `RateLimitLayer::and`, `Rule::all_of` | [quotas and rules](quotas_and_rules) |
 //! | plans, a quota for each customer, quotas that change at run time | `Rule::plans`, `Rule::quota_from`, `middleware::{QuotaSwitch, Overrides}` | [quotas and rules](quotas_and_rules) |
+//! | to change modes, quotas, overrides and access lists in all processes | `fleet::Fleet` (feature `fleet`) | [the module](../fleet/index.html) |
 //! | to watch a limit before it refuses | `Mode::Shadow`, `middleware::ModeSwitch`, `Rule::warn_at_percent` | [quotas and rules](quotas_and_rules) |
 //! | a cost for each request: requests, tokens, bytes | `Rule::cost`, `Rule::unit` | [quotas and rules](quotas_and_rules) |
 //! | rules in a YAML file, reloaded at run time | `rules::Rules` (feature `rules`) | [rules in a file](rules_in_a_file) |
@@ -45,7 +46,7 @@
 //! | uploads by their bytes, and 411 if these are unknown | `Head::content_length` | [what clients are told](what_clients_are_told#refused-uploads) |
 //! | costs that are known afterwards | `Rule::settle_by_usage`, `settle_by_response`, `settle_by_body` | [settling costs](settling_costs) |
 //! | a key or cost that only the handler knows | `RateLimitLayer::admit`, `admit_call` | [settling costs](settling_costs) |
-//! | requests that wait for their turn | `Quota::leaky_queue`, `RateLimitLayer::delay` | [delay and overflow](delay_and_overflow) |
+//! | requests that wait for their turn | `Quota::leaky_queue`, `RateLimitLayer::timer` | [delay and overflow](delay_and_overflow) |
 //! | another answer than a refusal: 202, a cached page | `RateLimitLayer::overflow`, `Mode::Degrade` | [delay and overflow](delay_and_overflow) |
 //! | at most `n` requests at once, the next in line | `Quota::concurrent`, `Quota::max_wait` | [requests in flight](requests_in_flight) |
 //! | messages of a WebSocket or a gRPC stream | `RateLimitLayer::messages` | [messages, bytes and jobs](messages_bytes_and_jobs) |

@@ -279,7 +279,7 @@ impl Headers {
     /// different policies with one single-valued header, the format in `other` that has this header
     /// loses all its single-valued headers. Otherwise clients would read the numbers of both formats
     /// as the numbers of one quota. [`check`](crate::RateLimitLayer::check) then warns. `Retry-After`
-    /// is sent if `self` or `other` sends it. The shorter of the two [longest waits](Self::max_wait)
+    /// is sent if `self` or `other` sends it. The shorter of the two [longest waits](Self::max_reported_wait)
     /// is used. The jitter, the partition keys and the clock of `other` are each used only if `self`
     /// does not set them.
     #[must_use]
@@ -382,7 +382,7 @@ impl Headers {
     /// would invite a higher rate. A maximum below one second does not reduce waits in whole seconds
     /// below 1 s.
     #[must_use]
-    pub fn max_wait(mut self, max: Duration) -> Self {
+    pub fn max_reported_wait(mut self, max: Duration) -> Self {
         self.waits.limit_to(max);
         self
     }

@@ -33,7 +33,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// application keeps this layer in its state. The layer need not wrap a service.
     ///
     /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) work as in a layer around a
-    ///   service. A request that has to [wait](Self::delay) waits here.
+    ///   service. A request that has to [wait](Self::timer) waits here.
     /// * If the handler does not use the [`Admission`], the taken units stay charged, and the response gets no
     ///   headers. [`headers`](Admission::headers) returns the layer's headers for the handler's response.
     ///   [`finish`](Admission::finish) adds these headers to the response, and settles the rules according to the

@@ -593,7 +593,7 @@ mod tests {
             ("no limit", layer(rule(Quota::unlimited())), ChargePlan::General),
             ("a mode of the rule", layer(rule(quota()).mode(Mode::Shadow)), ChargePlan::General),
             ("a mode of the layer", one().mode(Mode::Enforce), ChargePlan::General),
-            ("a timer", one().delay(StoppedTimer), ChargePlan::General),
+            ("a timer", one().timer(StoppedTimer), ChargePlan::General),
             ("a pace of bodies", layer(rule(quota()).pace_responses()), ChargePlan::General),
             ("an access list", one().access(&AccessList::new(), key::global()), ChargePlan::General),
             ("preflight requests", one().exempt_preflight(true), ChargePlan::General),

@@ -382,7 +382,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   layer. The request holds no unit of this layer's rules and no inner service.
     /// * A request that goes to the [overflow](Self::overflow) is not read by this layer. If the
     ///   overflow's service leaves a body unread, the client may not see the answer.
-    /// * The layer's [timer](Self::delay) measures the time. A layer without a timer uses `TokioTimer`
+    /// * The layer's [timer](Self::timer) measures the time. A layer without a timer uses `TokioTimer`
     ///   if the feature `tokio` is on, which `axum` and `tonic` enable. Without any timer, or outside of
     ///   a runtime, nothing is read. The runtime needs its time driver.
     /// * If the layer is in a client, the request's body has not been sent yet. Set
@@ -477,7 +477,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 
 /// # Waiting
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Allows requests to wait, with a timer such as `TokioTimer` (feature `tokio`). Requests wait for the departure
+    /// Sets the timer with which requests wait, such as `TokioTimer` (feature `tokio`). Requests wait for the departure
     /// that a [leaky queue](crate::Quota::leaky_queue) gives them, or in line for units of a [concurrency
     /// limit](crate::Quota::concurrent) with a [wait](crate::Quota::max_wait). Without a timer, requests that a queue
     /// has admitted pass at once, so only the length of the queue is bounded. Requests over a concurrency limit are
@@ -533,7 +533,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Rules in [shadow mode](crate::Mode::Shadow), and rules that [degrade](crate::Mode::Degrade), make no request
     /// wait. A layer with a timer in which no request can wait is a
     /// [misconfiguration](crate::observe::SetupWarningKind::NoQueue), which [`check`](Self::check) returns.
-    pub fn delay(self, timer: impl Timer + 'static) -> Self {
+    pub fn timer(self, timer: impl Timer + 'static) -> Self {
         self.change(|settings| settings.timer = Some(Arc::new(timer)))
     }
 
@@ -544,7 +544,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// each key. When the maximum number of requests wait, a request that would have to wait is refused as over the
     /// limit. The refused request is not charged, its outcome is [`Limited`](crate::observe::OutcomeKind::Limited),
     /// and `Retry-After` is the time until it would have departed from its queue. A request that does not have to wait
-    /// passes. With 0 no request waits. Without a [timer](Self::delay) the setting has no effect, because no request
+    /// passes. With 0 no request waits. Without a [timer](Self::timer) the setting has no effect, because no request
     /// waits, and [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoEffect).
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.change(|settings| settings.max_waiting = Some(max_waiting))
@@ -559,7 +559,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [unnoticed](crate::guide::requests_in_flight#when-a-client-has-gone). If all clients share a
     /// key, such as [`key::global`](crate::key::global), raise the number up to
     /// [`max_waiting`](Self::max_waiting). A [leaky queue](crate::Quota::leaky_queue) has its own
-    /// bound for each key. Without a [timer](Self::delay) the setting has no effect, and
+    /// bound for each key. Without a [timer](Self::timer) the setting has no effect, and
     /// [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoEffect).
     pub fn max_in_line(self, max_in_line: usize) -> Self {
         self.change(|settings| settings.max_in_line = Some(max_in_line))
@@ -574,7 +574,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// refunds units of its key, resets the key, or changes the rule. A message that would have to wait for longer
     /// than `max` is refused at once. A message is also refused at once if its line is full. If a message waits, a
     /// [block](crate::Rule::block) counts it only if it is refused in the end. The bounds are
-    /// [`max_waiting`](Self::max_waiting) and [`max_in_line`](Self::max_in_line). Without a [timer](Self::delay) no
+    /// [`max_waiting`](Self::max_waiting) and [`max_in_line`](Self::max_in_line). Without a [timer](Self::timer) no
     /// message waits, and [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoTimer).
     pub fn max_message_wait(self, max: Duration) -> Self {
         self.change(|settings| settings.max_message_wait = max)

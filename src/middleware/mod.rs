@@ -41,7 +41,7 @@
 //! | the quota's answer | in [`Mode::Enforce`](crate::Mode) | in `Mode::Degrade` | in `Mode::Shadow` |
 //! |---|---|---|---|
 //! | allowed | passes, charged | passes, charged | passes, charged |
-//! | allowed with a departure (a leaky queue in a layer with a [timer](crate::RateLimitLayer::delay)) | waits, then passes, charged | passes, charged | passes, charged |
+//! | allowed with a departure (a leaky queue in a layer with a [timer](crate::RateLimitLayer::timer)) | waits, then passes, charged | passes, charged | passes, charged |
 //! | allowed with a departure, and [too many requests](crate::RateLimitLayer::max_waiting) wait already | as denied | passes, charged | passes, charged |
 //! | denied by a concurrency limit with a [wait](crate::Quota::max_wait), in a layer with a timer | waits in line, then passes, charged, or is refused | passes with its outcome; charged to the rules that allow it | passes; charged to the rules that allow it |
 //! | denied | goes to the [overflow](crate::RateLimitLayer::overflow) if that is ready, otherwise is refused; no rule is charged | passes with its outcome; charged to the rules that allow it | passes; charged to the rules that allow it |
@@ -79,7 +79,7 @@
 //! | when | by default | changed by |
 //! |---|---|---|
 //! | a request over its quota | it is refused, and no rule is charged | [`Mode`](crate::Mode), [`overflow`](crate::RateLimitLayer::overflow) |
-//! | a request without a key | it is refused with 400 | [`Rule::missing_key`](crate::Rule::missing_key) |
+//! | a request without a key | it is refused with 400, or with 500 if the server does not provide the peer's address | [`Rule::missing_key`](crate::Rule::missing_key) |
 //! | the limiter fails | the request is refused with 503 | [`on_error`](crate::RateLimitLayer::on_error), [`FallbackLimiter`](crate::limiter::FallbackLimiter) |
 //! | an inner layer refuses | the outer layers keep their charges | [`refund_nested`](crate::RateLimitLayer::refund_nested) |
 //! | a request is aborted | it costs at least its reservation | [`Rule::on_aborted`](crate::Rule::on_aborted) |

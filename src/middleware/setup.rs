@@ -269,7 +269,7 @@ impl<L: Limiter> Compiled<L> {
             self.diagnostics.notice(SetupWarningKind::NoTimer, || {
                 format!(
                     "the policy {name:?} paces bodies, but the layer has no timer, so no body waits: enable the feature \
-                     `tokio`, or set a timer by RateLimitLayer::delay"
+                     `tokio`, or set a timer by RateLimitLayer::timer"
                 )
             });
         }
@@ -353,7 +353,7 @@ impl<L: Limiter> Compiled<L> {
             || self.settings.source.is_some();
         if queue.or(line).is_none() && self.delays.is_some() && !brings_quotas && !has_other_use {
             self.diagnostics.notice(SetupWarningKind::NoQueue, || {
-                "the layer has a timer (RateLimitLayer::delay), but no quota lets requests wait, so requests over a quota \
+                "the layer has a timer (RateLimitLayer::timer), but no quota lets requests wait, so requests over a quota \
                  are refused at once: give a rule a Quota::leaky_queue or a Quota::concurrent with max_wait, or leave the \
                  timer out"
                     .to_owned()
@@ -368,7 +368,7 @@ impl<L: Limiter> Compiled<L> {
         if !self.settings.max_message_wait.is_zero() && self.delays.is_none() {
             self.diagnostics.notice(SetupWarningKind::NoTimer, || {
                 "messages may wait (RateLimitLayer::max_message_wait), but the layer has no timer, so messages over a quota are \
-                 refused at once: set a timer by RateLimitLayer::delay, or leave the wait out"
+                 refused at once: set a timer by RateLimitLayer::timer, or leave the wait out"
                     .to_owned()
             });
         }
@@ -376,7 +376,7 @@ impl<L: Limiter> Compiled<L> {
         for (name, _) in bounds.iter().filter(|(_, bound)| bound.is_some() && self.delays.is_none()) {
             self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                 format!(
-                    "the layer has {name} and no timer, so no request waits: set a timer by RateLimitLayer::delay, or leave \
+                    "the layer has {name} and no timer, so no request waits: set a timer by RateLimitLayer::timer, or leave \
                      {name} out"
                 )
             });
@@ -384,7 +384,7 @@ impl<L: Limiter> Compiled<L> {
         if self.settings.discard.is_some_and(|bounds| !bounds.is_off()) && self.responses.discard.is_none() {
             self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                 "the layer has discard_body and no timer, so no body is read: enable the feature `tokio`, set a timer by \
-                 RateLimitLayer::delay, or leave discard_body out"
+                 RateLimitLayer::timer, or leave discard_body out"
                     .to_owned()
             });
         }
@@ -394,7 +394,7 @@ impl<L: Limiter> Compiled<L> {
         self.diagnostics.notice(SetupWarningKind::NoTimer, || {
             format!(
                 "the policy {:?} ({}) lets requests wait, but the layer has no timer, so requests over the quota are \
-                 refused at once: set a timer by RateLimitLayer::delay, or leave the wait out",
+                 refused at once: set a timer by RateLimitLayer::timer, or leave the wait out",
                 policy.name(),
                 policy.quota()
             )
@@ -405,7 +405,7 @@ impl<L: Limiter> Compiled<L> {
         self.diagnostics.notice(SetupWarningKind::NoTimer, || {
             format!(
                 "the policy {:?} ({}) is a leaky queue, but the layer has no timer, so queued requests go on at once: set \
-                 a timer by RateLimitLayer::delay, or use Quota::leaky_bucket",
+                 a timer by RateLimitLayer::timer, or use Quota::leaky_bucket",
                 policy.name(),
                 policy.quota()
             )

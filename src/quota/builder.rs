@@ -154,7 +154,7 @@ impl Quota {
     /// depart after 0, 200 and 400 ms.
     ///
     /// A limiter decides at once and does not wait. A layer with a timer makes the request wait
-    /// ([`RateLimitLayer::delay`](crate::RateLimitLayer::delay)). Without a layer, the caller of the limiter has to
+    /// ([`RateLimitLayer::timer`](crate::RateLimitLayer::timer)). Without a layer, the caller of the limiter has to
     /// sleep for the decision's [`delay`](crate::limiter::ChargeDecision::delay).
     ///
     /// # Errors
@@ -351,7 +351,7 @@ impl Quota {
     /// * A request over a concurrency limit waits in line until units are free, in the order in which the requests of
     ///   its key came. The request is refused after it has waited for the given time. The time is at most 366 days,
     ///   and is rounded down to whole microseconds. With the default of zero, the request is refused at once.
-    ///   Requests wait only in a layer with a [timer](crate::RateLimitLayer::delay). On Redis each process has its
+    ///   Requests wait only in a layer with a [timer](crate::RateLimitLayer::timer). On Redis each process has its
     ///   own line.
     ///
     /// ```

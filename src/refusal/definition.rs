@@ -70,8 +70,8 @@ impl<'a> Refusal<'a> {
     }
 
     /// Returns the wait until the same request may pass, with the [jitter](crate::Headers::jitter) and the
-    /// [cap](crate::Headers::max_wait) of reported waits. If the limiter failed, the wait is between 1 and 5 s and
-    /// depends on the client's key, so that not all clients retry at once. If the request was refused for another
+    /// [cap](crate::Headers::max_reported_wait) of reported waits. If the limiter failed, the wait is between 1 and 5 s
+    /// and depends on the client's key, so that not all clients retry at once. If the request was refused for another
     /// reason than a quota or a failed limiter, the wait is [`Wait::None`].
     #[must_use]
     pub fn wait(&self) -> Wait {
@@ -114,6 +114,7 @@ impl fmt::Debug for Refusal<'_> {
 /// | a quota is exceeded | [`status`](Self::status), by default 429 | [`grpc_status`](Self::grpc_status), by default `RESOURCE_EXHAUSTED` (8) |
 /// | an access list denies the client | 403 | `PERMISSION_DENIED` (7) |
 /// | the key is missing | 400 | `INVALID_ARGUMENT` (3) |
+/// | the server does not provide the address of the peer | 500 | `INTERNAL` (13) |
 /// | the limiter failed | 503, with a `Retry-After` of 1 to 5 s | `UNAVAILABLE` (14) |
 ///
 /// The body of a refusal depends only on the policies that refused, on whether a wait can help, and on how many units
@@ -158,9 +159,12 @@ impl fmt::Debug for Refusal<'_> {
 ///                 None => "Come back later.\n".to_owned(), // too many at once
 ///             }
 ///         }
-///         (OutcomeKind::KeyMissing, _) => "Send an API key.\n".to_owned(),
+///         // The status is 500 if the server does not provide the peer's address.
+///         (OutcomeKind::KeyMissing, _) if refusal.status().is_client_error() => {
+///             "Send an API key.\n".to_owned()
+///         }
 ///         (OutcomeKind::Denied, _) => "This client may not use the service.\n".to_owned(),
-///         _ => "Try again later.\n".to_owned(), // the limiter failed
+///         _ => "Try again later.\n".to_owned(), // the server or the limiter failed
 ///     };
 ///     let mut response = refusal.default_response().map(|_| text);
 ///     response.headers_mut().insert("content-type", HeaderValue::from_static("text/plain"));

@@ -349,7 +349,7 @@ fn debugging_a_refusal_shows_no_headers_of_the_request() {
 /// The wait in the headers is that of responders and of gRPC, too.
 #[test]
 fn the_cap_and_the_jitter_hold_in_every_protocol() {
-    let headers = PreparedHeaders::new(&Headers::default().max_wait(secs(30)), &[], None);
+    let headers = PreparedHeaders::new(&Headers::default().max_reported_wait(secs(30)), &[], None);
     assert_eq!(headers.reported_wait(&limited(Wait::After(secs(31))), 0), Wait::After(secs(30)));
     assert_eq!(headers.reported_wait(&limited(Wait::Never), 0), Wait::Never);
     let headers = PreparedHeaders::new(&Headers::default().jitter(Jitter::percent(50)), &[], None);

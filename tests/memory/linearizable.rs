@@ -289,7 +289,7 @@ fn messages_that_wait_lose_no_wake_and_no_unit() {
         };
         let rule = Rule::new("waits", quota).expect("it is a name").cost(message_units);
         let layer = RateLimitLayer::new(stopped(), rule, |head: &Head<'_>| head.extensions.get::<Key>().cloned());
-        wait_in_threads(quota, &layer.delay(Stopped).max_message_wait(1_000 * HOUR));
+        wait_in_threads(quota, &layer.timer(Stopped).max_message_wait(1_000 * HOUR));
     }
 }
 

@@ -411,7 +411,7 @@ impl World {
         let mut inner = layer(2);
         if has_queue {
             let queue = Quota::leaky_queue(QUEUE, PERIOD).unwrap().queue(QUEUE - 1).unwrap();
-            inner = inner.and(Rule::new("queue", queue).unwrap(), key::global()).delay(timer.clone());
+            inner = inner.and(Rule::new("queue", queue).unwrap(), key::global()).timer(timer.clone());
         }
         let mut service = layer(0).refund_nested(refunds_nested).layer(inner.layer(service_fn(serve)));
         let service = RefCell::new(Box::new(move |request| -> Answer { Box::pin(service.call(request)) })

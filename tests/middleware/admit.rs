@@ -478,7 +478,7 @@ fn handler_waits_for_its_departure_and_leaves_if_dropped() {
         Rule::new("queue", Quota::leaky_queue(100, Duration::from_secs(1)).unwrap().queue(5).unwrap()).unwrap();
     let log = Log::default();
     let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), key::global())
-        .delay(world.timer.clone())
+        .timer(world.timer.clone())
         .observer(log.clone());
     let sent = [(); 4].map(|()| {
         let (layer, timer) = (layer.clone(), world.timer.clone());

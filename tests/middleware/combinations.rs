@@ -217,7 +217,7 @@ fn service(status: u16, cost: Option<u64>) -> Stack {
 fn stack(limiter: &BoxLimiter, case: &Case, apart: bool, on_error: OnError) -> Stack {
     let layer = |rule: Rule| {
         let layer = RateLimitLayer::new(limiter.clone(), rule, key::global()).on_error(on_error);
-        if case.modes.is_some() { layer.expose_outcome(true).delay(Skipping::default()) } else { layer }
+        if case.modes.is_some() { layer.expose_outcome(true).timer(Skipping::default()) } else { layer }
     };
     let around = |layer: RateLimitLayer<BoxLimiter>, inner: Stack| -> Stack {
         let boxed = |response: Response<Answer>| response.map(BodyExt::boxed_unsync);

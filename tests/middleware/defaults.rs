@@ -277,7 +277,7 @@ async fn request_that_is_no_call_gets_no_grpc_refusal() {
 async fn waiting_requests_are_at_most_a_thousand() {
     let queue = Quota::leaky_queue(1, Duration::from_secs(60)).unwrap().queue(5).unwrap();
     let layer = RateLimitLayer::new(memory(), Rule::new("queue", queue).unwrap(), key::peer_ip());
-    let layer = layer.delay(TokioTimer::new());
+    let layer = layer.timer(TokioTimer::new());
     let service = layer.layer(service_fn(served));
     let mut waiting = Vec::new();
     // Each client has its own queue, in which a second request waits.
@@ -298,7 +298,7 @@ async fn waiting_requests_are_at_most_a_thousand() {
 async fn requests_in_line_for_a_key_are_at_most_a_hundred() {
     let quota = Quota::concurrent(1).max_wait(Duration::from_secs(60)).unwrap();
     let layer = RateLimitLayer::new(memory(), Rule::new("exports", quota).unwrap(), key::peer_ip());
-    let layer = layer.delay(TokioTimer::new());
+    let layer = layer.timer(TokioTimer::new());
     let service = layer.layer(service_fn(async |_: Request<Body>| {
         std::future::pending::<()>().await;
         Ok::<_, Infallible>(Response::new(Body::default()))

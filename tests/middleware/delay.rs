@@ -109,7 +109,7 @@ fn costly_request_does_not_take_a_place_that_is_too_short() {
         Rule::from(shop.policy.clone()).cost(|request| *request.extensions.get().unwrap()),
         key::global(),
     )
-    .delay(shop.world.timer.clone());
+    .timer(shop.world.timer.clone());
     let sent = [1, 1, 3, 1, 1].map(|cost| shop.send_costing(&layer, cost));
     shop.world.cancel(sent[1]);
     shop.world.pass(100 * MS);
@@ -142,7 +142,7 @@ fn refusal_by_another_policy_does_not_wait_in_the_queue() {
         let (first, second) = if window_first { (&window, &queue) } else { (&queue, &window) };
         let layer = RateLimitLayer::new(shop.limiter.clone(), first.clone(), key::global())
             .and(second.clone(), key::global())
-            .delay(shop.world.timer.clone());
+            .timer(shop.world.timer.clone());
         let (first, second) = (shop.send(&layer), shop.send(&layer));
         let refused = shop.send(&layer);
         assert_eq!(shop.world.done[refused], Some(StatusCode::TOO_MANY_REQUESTS));
@@ -169,7 +169,7 @@ impl Timer for Hasty {
 #[test]
 fn timer_that_fires_early_causes_no_endless_polling() {
     let mut shop = Shop::new(queue(5));
-    let layer = RateLimitLayer::new(shop.limiter.clone(), Rule::from(shop.policy.clone()), key::global()).delay(Hasty);
+    let layer = RateLimitLayer::new(shop.limiter.clone(), Rule::from(shop.policy.clone()), key::global()).timer(Hasty);
     for _ in 0..3 {
         let sent = shop.send(&layer);
         assert_eq!(shop.world.done[sent], Some(StatusCode::OK));
@@ -181,7 +181,7 @@ fn timer_that_fires_early_causes_no_endless_polling() {
 fn request_that_costs_nothing_does_not_wait() {
     let mut shop = Shop::new(queue(5));
     let rule = Rule::from(shop.policy.clone()).cost(|request| *request.extensions.get().unwrap());
-    let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global()).delay(shop.world.timer.clone());
+    let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global()).timer(shop.world.timer.clone());
     for cost in [1, 1, 0, 1, 0] {
         shop.send_costing(&layer, cost);
     }
@@ -196,7 +196,7 @@ fn queue_that_is_not_enforced_delays_no_request() {
         let mut shop = Shop::new(queue(3));
         let layer =
             RateLimitLayer::new(shop.limiter.clone(), Rule::from(shop.policy.clone()).mode(mode), key::global());
-        let layer = layer.delay(shop.world.timer.clone());
+        let layer = layer.timer(shop.world.timer.clone());
         for _ in 0..6 {
             shop.send(&layer);
         }
@@ -311,7 +311,7 @@ fn refusal_where_too_many_wait_says_when_to_come_back() {
             None => rule,
         };
         let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global())
-            .delay(shop.world.timer.clone())
+            .timer(shop.world.timer.clone())
             .max_waiting(0);
         let service = layer.layer(service_fn(|_: Request<Body>| {
             std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))
@@ -350,7 +350,7 @@ fn waiting_requests_are_bounded_over_all_keys() {
             if later { BoxLimiter::new(Far(shop.limiter.clone())) } else { BoxLimiter::new(shop.limiter.clone()) };
         let layer = RateLimitLayer::new(limiter, rule, clients)
             .and(other.clone(), key::global())
-            .delay(shop.world.timer.clone())
+            .timer(shop.world.timer.clone())
             .max_waiting(most)
             .observer(log.clone());
         let send = |shop: &mut Shop, client: u64| {
@@ -404,7 +404,7 @@ fn waiting_requests_are_bounded_by_default() {
 async fn waiting_request_holds_no_permit_of_the_service() {
     let clock = TokioClock::new();
     let limiter = MemoryLimiter::builder().max_keys(1_000).clock(clock).build().unwrap();
-    let layer = RateLimitLayer::new(limiter, queue(9), key::global()).delay(tower_ratelimit::clock::TokioTimer::new());
+    let layer = RateLimitLayer::new(limiter, queue(9), key::global()).timer(tower_ratelimit::clock::TokioTimer::new());
     let inner = GlobalConcurrencyLimitLayer::new(1)
         .layer(service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))));
     let mut other = inner.clone();
@@ -431,7 +431,7 @@ fn outside<T: Send>(act: impl FnOnce() -> T + Send) -> T {
 #[tokio::test(start_paused = true)]
 async fn request_outside_of_the_runtime_lets_no_other_depart() {
     let limiter = MemoryLimiter::builder().max_keys(1_000).clock(TokioClock::new()).build().unwrap();
-    let layer = RateLimitLayer::new(limiter, queue(9), key::global()).delay(tower_ratelimit::clock::TokioTimer::new());
+    let layer = RateLimitLayer::new(limiter, queue(9), key::global()).timer(tower_ratelimit::clock::TokioTimer::new());
     let mut service = layer
         .layer(service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))));
     let mut send = || Box::pin(service.call(Request::new(Body::default())));
@@ -470,7 +470,7 @@ impl tower_ratelimit::clock::Clock for TokioClock {
 async fn thousand_requests_depart_spaced_while_half_of_them_leave() {
     let limiter = MemoryLimiter::builder().max_keys(1_000).clock(TokioClock::new()).build().unwrap();
     let layer =
-        RateLimitLayer::new(limiter, queue(1_000), key::global()).delay(tower_ratelimit::clock::TokioTimer::new());
+        RateLimitLayer::new(limiter, queue(1_000), key::global()).timer(tower_ratelimit::clock::TokioTimer::new());
     let departures = Departures::default();
     let begin = tokio::time::Instant::now();
     let mut tasks = Vec::new();
@@ -537,7 +537,7 @@ impl Limiter for Far {
 fn departure_from_an_asynchronous_limiter_is_waited_for() {
     let mut shop = Shop::new(queue(3));
     let layer = RateLimitLayer::new(Far(shop.limiter.clone()), Rule::from(shop.policy.clone()), key::global());
-    let layer = layer.delay(shop.world.timer.clone());
+    let layer = layer.timer(shop.world.timer.clone());
     for number in 0..5 {
         let mut request = Request::new(Body::default());
         request.extensions_mut().insert(Number(number));

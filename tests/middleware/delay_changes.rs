@@ -162,7 +162,7 @@ fn mode_switch_applies_to_requests_that_come_afterwards() {
     let mut shop = Shop::new(queue(9));
     let mode = ModeSwitch::default();
     let rule = Rule::from(shop.policy.clone()).mode(mode.clone());
-    let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global()).delay(shop.world.timer.clone());
+    let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global()).timer(shop.world.timer.clone());
     for _ in 0..4 {
         shop.send(&layer);
     }

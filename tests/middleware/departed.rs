@@ -21,7 +21,7 @@ impl Server {
     async fn start() -> Self {
         let quota = Quota::concurrent(1).max_wait(10 * MINUTE).unwrap();
         let limit = RateLimitLayer::new(MemoryLimiter::new(), Rule::from(quota), key::header("x-key"));
-        let limit = limit.delay(TokioTimer::new()).max_waiting(200);
+        let limit = limit.timer(TokioTimer::new()).max_waiting(200);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let app = Router::new().route("/", post(async || std::future::pending::<()>().await)).layer(limit.clone());

@@ -131,10 +131,10 @@ fn stacks(limiter: &BoxLimiter) -> Vec<(&'static str, Stack)> {
             "a meter in shadow",
             stack!(layer(vec![client().overage(meter().name(), *meter().quota()).unwrap().mode(Mode::Shadow)])),
         ),
-        ("a queue", stack!(layer(vec![queue()]).delay(Skipping::default()))),
+        ("a queue", stack!(layer(vec![queue()]).timer(Skipping::default()))),
         (
             "a queue in which no request may wait",
-            stack!(layer(vec![queue(), client()]).delay(Skipping::default()).max_waiting(0)),
+            stack!(layer(vec![queue(), client()]).timer(Skipping::default()).max_waiting(0)),
         ),
         ("an overflow", stack!(layer(vec![client()]).overflow(service_fn(served)))),
         ("shared keys", stack!(layer(vec![client().missing_key(MissingKey::Shared)]))),
@@ -345,7 +345,7 @@ async fn request_that_is_explained_enters_no_line() {
     let mut world: World<StatusCode> = World::new();
     let limiter = support::memory(&world.clock);
     let queue = rule("queue", Quota::leaky_queue(10, MINUTE).unwrap().queue(5).unwrap());
-    let layer = RateLimitLayer::new(limiter, queue, key::global()).delay(world.timer.clone());
+    let layer = RateLimitLayer::new(limiter, queue, key::global()).timer(world.timer.clone());
     let send = |world: &mut World<StatusCode>| {
         let service = layer.layer(service_fn(served));
         world.spawn(async move { service.oneshot(Request::new(Body::empty())).await.unwrap().status() })

@@ -409,7 +409,7 @@ impl Calls {
         let limiter = MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
         let is_queue = rule.policies()[0].quota().algorithm() == tower_ratelimit::quota::Algorithm::LeakyQueue;
         let layer = RateLimitLayer::new(limiter, rule, key::global());
-        let layer = if is_queue { layer.delay(timer.clone()) } else { layer };
+        let layer = if is_queue { layer.timer(timer.clone()) } else { layer };
         Self { client: connect(serve(layer).await).await, clock, timer }
     }
 

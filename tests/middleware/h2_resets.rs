@@ -69,7 +69,7 @@ impl Server {
         let bytes = bytes.cost(|_| 100).settle_by_body().on_aborted(on_aborted);
         let layer = RateLimitLayer::new(limiter.clone(), first, key::global())
             .and(bytes, key::global())
-            .delay(TokioTimer::new());
+            .timer(TokioTimer::new());
         let (seen, listener) = (Seen::default(), TcpListener::bind("127.0.0.1:0").await.unwrap());
         let address = listener.local_addr().unwrap();
         let handler = {

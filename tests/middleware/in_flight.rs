@@ -319,7 +319,7 @@ async fn service_that_fails_after_a_wait_is_over_if_kept() {
     let fails = FailsLater(Arc::default());
     let mut service = layer(&limiter, exports(3))
         .and(Rule::new("queue", queue).unwrap(), key::global())
-        .delay(world.timer.clone())
+        .timer(world.timer.clone())
         .layer(fails.clone());
     let first = service.call(request(""));
     let mut second = Box::pin(service.call(request("")));
@@ -772,7 +772,7 @@ async fn request_that_waits_for_its_departure_holds_its_place() {
     let queue = Quota::leaky_queue(1, Duration::from_secs(1)).unwrap().queue(5).unwrap();
     let service = layer(&limiter, exports(3))
         .and(Rule::new("queue", queue).unwrap(), key::global())
-        .delay(world.timer.clone())
+        .timer(world.timer.clone())
         .layer(handler());
     let start = |world: &mut World<StatusCode>| {
         let service = service.clone();
@@ -797,7 +797,7 @@ async fn request_that_may_not_wait_holds_no_place() {
     let queue = Quota::leaky_queue(1, Duration::from_secs(1)).unwrap().queue(5).unwrap();
     let service = layer(&limiter, exports(3))
         .and(Rule::new("queue", queue).unwrap(), key::global())
-        .delay(world.timer.clone())
+        .timer(world.timer.clone())
         .max_waiting(0)
         .layer(handler());
     let first = send(&service, "").await;

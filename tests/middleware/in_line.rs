@@ -78,7 +78,7 @@ impl Office {
 
     fn layer(&self, rule: Rule) -> Layered {
         let layer = RateLimitLayer::new(self.limiter.clone(), rule, key::global());
-        layer.delay(self.world.timer.clone()).observer(self.log.clone())
+        layer.timer(self.world.timer.clone()).observer(self.log.clone())
     }
 
     /// Sends a request, and returns its number.
@@ -299,7 +299,7 @@ fn requests_in_line_pass_when_a_file_puts_their_rule_in_shadow() {
     let text =
         |mode| format!("rules: [{{name: exports, quota: '1 at once, wait 10 seconds', key: global, mode: {mode}}}]");
     let rules = Rules::from_text(text("enforce")).unwrap();
-    let layer = rules.layer(office.limiter.clone()).unwrap().delay(office.world.timer.clone());
+    let layer = rules.layer(office.limiter.clone()).unwrap().timer(office.world.timer.clone());
     let [_, waits, last] = office.send_many(&layer);
     assert_eq!(office.status(waits), None);
     rules.replace(text("shadow")).unwrap();
@@ -338,7 +338,7 @@ fn rules_of_a_file_let_requests_wait_in_line() {
     let mut office = Office::new();
     let text = "rules: [{name: exports, quota: '1 at once, wait 10 seconds', key: global}]";
     let rules = Rules::from_text(text).unwrap();
-    let layer = rules.layer(office.limiter.clone()).unwrap().delay(office.world.timer.clone());
+    let layer = rules.layer(office.limiter.clone()).unwrap().timer(office.world.timer.clone());
     assert!(layer.check().is_ok());
     let [held, waiting] = office.send_many(&layer);
     assert_eq!((office.status(waiting), layer.policies()[0].quota()), (None, &quota(1)));
@@ -353,7 +353,7 @@ fn request_waits_as_the_quota_that_it_brings_says() {
     for is_counted in [false, true] {
         let rule = Rule::quota_from("exports", |_| Some(quota(1))).unwrap();
         let rule = if is_counted { rule.block("strikes", Quota::block(9, hour, hour).unwrap()).unwrap() } else { rule };
-        let layer = RateLimitLayer::new(office.limiter.clone(), rule, key::global()).delay(office.world.timer.clone());
+        let layer = RateLimitLayer::new(office.limiter.clone(), rule, key::global()).timer(office.world.timer.clone());
         let [held, waiting, refused] = office.send_many(&layer);
         office.world.pass(SECOND);
         office.finish(held);
@@ -369,7 +369,7 @@ fn own_quotas(office: &Office, limit: &Arc<AtomicUsize>) -> Layered {
     let limit = Arc::clone(limit);
     let own = move |_: &Head<'_>| quota(limit.load(Ordering::Relaxed).try_into().unwrap());
     let rule = Rule::quota_from("exports", own).unwrap();
-    RateLimitLayer::new(office.limiter.clone(), rule, key::global()).delay(office.world.timer.clone())
+    RateLimitLayer::new(office.limiter.clone(), rule, key::global()).timer(office.world.timer.clone())
 }
 
 #[test]
@@ -459,7 +459,7 @@ fn wait_that_no_request_can_have_is_a_misconfiguration() {
     let one = std::num::NonZeroU32::MIN;
     let limiter = FallbackLimiter::new(office.limiter.clone(), office.limiter.clone(), one);
     let timer = office.world.timer.clone();
-    let unsupported = RateLimitLayer::new(limiter, exports(1), key::global()).delay(timer);
+    let unsupported = RateLimitLayer::new(limiter, exports(1), key::global()).timer(timer);
     let warning = unsupported.check().unwrap_err();
     assert_eq!(warning.kind(), SetupWarningKind::UnsupportedQuota);
     assert!(warning.to_string().contains("no request can wait in line"), "{warning}");
@@ -516,7 +516,7 @@ impl Limiter for Later {
 fn limiter_that_answers_later_has_the_same_lines() {
     let mut office = Office::new();
     let limiter = BoxLimiter::new(Later(office.limiter.clone()));
-    let layer = RateLimitLayer::new(limiter, exports(1), key::global()).delay(office.world.timer.clone());
+    let layer = RateLimitLayer::new(limiter, exports(1), key::global()).timer(office.world.timer.clone());
     let sent = [(); 4].map(|()| office.send(&layer));
     assert_eq!((office.started(), office.waiting()), (vec![sent[0]], 3));
     office.world.cancel(sent[1]);
@@ -539,7 +539,7 @@ async fn ten_thousand_requests_of_a_key_keep_their_order() {
     let started: Arc<Mutex<Vec<usize>>> = Arc::default();
     let rule = Rule::new("exports", Quota::concurrent(3).max_wait(Duration::from_secs(3_600)).unwrap()).unwrap();
     let layer = RateLimitLayer::new(limiter.clone(), rule, key::global())
-        .delay(TokioTimer::new())
+        .timer(TokioTimer::new())
         .max_waiting(REQUESTS)
         .max_in_line(REQUESTS);
     let log = Arc::clone(&started);

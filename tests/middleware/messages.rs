@@ -48,7 +48,7 @@ fn kind(decided: Result<impl Sized, Refused>) -> Option<OutcomeKind> {
 /// A layer in which a message waits for at most a second.
 fn patient(world: &World<impl Sized>, rule: Rule) -> Chat {
     let chat = Chat::new(memory(&world.clock), rule, by_user());
-    chat.delay(world.timer.clone()).max_message_wait(SECOND)
+    chat.timer(world.timer.clone()).max_message_wait(SECOND)
 }
 
 /// Counts the kinds of what it sees.
@@ -131,7 +131,7 @@ fn messages_of_a_key_wait_in_one_line() {
     let mut world = World::new();
     let chat = patient(&world, steady());
     let boxed = RateLimitLayer::new(BoxLimiter::new(memory(&world.clock)), steady(), by_user());
-    let boxed = boxed.delay(world.timer.clone()).max_message_wait(SECOND);
+    let boxed = boxed.timer(world.timer.clone()).max_message_wait(SECOND);
     let timer = world.timer.clone();
     for _ in 0..3 {
         world.spawn(send(chat.messages(&head("alice")), &timer, 3));
@@ -352,7 +352,7 @@ impl<L: Limiter> Switched<L> {
     fn new(limiter: L, world: &World<impl Sized>) -> Self {
         let (quota, mode) = (QuotaSwitch::new(Quota::per_minute(1)), ModeSwitch::new(Mode::Enforce));
         let rule = Rule::switched("messages", &quota).unwrap().mode(&mode);
-        let chat = RateLimitLayer::new(limiter, rule, by_user()).delay(world.timer.clone());
+        let chat = RateLimitLayer::new(limiter, rule, by_user()).timer(world.timer.clone());
         let chat = chat.max_message_wait(100 * SECOND);
         let first = at_once(chat.messages(&head("alice")).admit(1)).unwrap();
         Self { chat, quota, mode, first: Arc::new(Mutex::new(Some(first))) }
@@ -498,7 +498,7 @@ fn far_store_decides_messages_in_the_order_of_their_calls() {
     let mut world = World::new();
     let trips = Arc::new(Mutex::new(vec![5, 20]));
     let limiter = Uneven(memory(&world.clock), world.timer.clone(), trips);
-    let chat = RateLimitLayer::new(limiter, steady(), by_user()).delay(world.timer.clone()).max_message_wait(SECOND);
+    let chat = RateLimitLayer::new(limiter, steady(), by_user()).timer(world.timer.clone()).max_message_wait(SECOND);
     let timer = world.timer.clone();
     let [first, second, third] = [(); 3].map(|()| world.spawn(send(chat.messages(&head("alice")), &timer, 1)));
     world.pass(1_000 * MS);
@@ -756,7 +756,7 @@ fn message_dropped_after_any_poll_leaves_nothing() {
         let queue = Rule::new("queue", Quota::leaky_queue(10, SECOND).unwrap().queue(5).unwrap()).unwrap();
         let count = Rule::new("count", Quota::per_hour(10)).unwrap();
         let chat = Chat::new(limiter.clone(), queue, by_user()).and(count, by_user());
-        let chat = chat.delay(world.timer.clone()).max_message_wait(SECOND);
+        let chat = chat.timer(world.timer.clone()).max_message_wait(SECOND);
         let (mut first, mut second) = (chat.messages(&head("alice")), chat.messages(&head("alice")));
         world.spawn(async move { first.admit(1).await.is_ok() });
         let admitted = Polled::new(async move { second.admit(1).await.is_ok() }, polls, panics);
@@ -792,7 +792,7 @@ fn message_dropped_in_line_lets_the_next_one_go() {
 fn runtime_that_ends_leaves_the_messages_of_another() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let rule = Rule::new("messages", Quota::per_second(5).burst(1).unwrap()).unwrap();
-    let chat = Chat::new(MemoryLimiter::new(), rule, by_user()).delay(TokioTimer::new()).max_message_wait(SECOND * 60);
+    let chat = Chat::new(MemoryLimiter::new(), rule, by_user()).timer(TokioTimer::new()).max_message_wait(SECOND * 60);
     let ends = runtime();
     ends.block_on(async {
         for _ in 0..20 {

@@ -114,7 +114,7 @@ fn sockets_get_their_users_rate_and_leave_nothing_behind() {
         let limiter = MemoryLimiter::builder().max_keys(10_000).build().unwrap();
         let quota = Quota::per_second(RATE).burst(BURST).unwrap();
         let limit = RateLimitLayer::new(limiter.clone(), Rule::new("messages", quota).unwrap(), key::header("x-user"))
-            .delay(TokioTimer::new())
+            .timer(TokioTimer::new())
             .max_message_wait(Duration::from_secs(20))
             .max_waiting(2 * sockets);
         let chat = Chat { limit, admitted: Arc::default() };

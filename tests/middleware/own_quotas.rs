@@ -322,7 +322,7 @@ async fn own_quota_is_checked_as_that_of_a_rule() {
     let reported = warnings_of(evenly, &[indebted, Quota::per_calendar_month(5)]).await;
     assert!(matches!(&reported[..], [only] if only.kind() == SetupWarningKind::CalendarNotFollowed), "{reported:?}");
     let metered = customer().overage("over", Quota::meter(5, HOUR).unwrap()).unwrap();
-    let reported = warnings_of(layer(metered).delay(Skipping::default()), &[indebted, waits]).await;
+    let reported = warnings_of(layer(metered).timer(Skipping::default()), &[indebted, waits]).await;
     assert!(matches!(&reported[..], [only] if only.to_string().contains("metered and never wait")), "{reported:?}");
     let beside = customer().settle_by_usage();
     let beside = RateLimitLayer::new(memory(&ManualClock::new()), beside, key::header("user"))

@@ -42,7 +42,7 @@ impl Queue {
         let clock = ManualClock::new();
         let (limiter, policy) = (memory(&clock), Policy::new("queue", quota).unwrap());
         let layer = RateLimitLayer::new(limiter.clone(), Rule::from(policy.clone()), key::global());
-        let layer = layer.delay(ManualTimer::default());
+        let layer = layer.timer(ManualTimer::default());
         Self { clock, limiter, policy, layer }
     }
 
@@ -144,7 +144,7 @@ fn waiters_that_leave_after_a_quota_switch_free_all_slots() {
         let mut queue_now = Queue::new(queue(299));
         queue_now.layer =
             RateLimitLayer::new(queue_now.limiter.clone(), Rule::switched("queue", &switch).unwrap(), key::global())
-                .delay(ManualTimer::default());
+                .timer(ManualTimer::default());
         drop(queue_now.send());
         let mut waiting: Vec<Sent> = (0..100).map(|_| queue_now.send()).collect();
         switch.set(queue(299)).unwrap();
@@ -170,7 +170,7 @@ fn waiters_that_leave_after_a_reload_free_all_slots() {
             format!("rules: [{{name: {name}, quota: '1 per {interval}, queue {length}, leaky queue', key: global}}]")
         };
         let rules = Rules::from_text(text("queue", 199)).unwrap();
-        queue_now.layer = rules.layer(queue_now.limiter.clone()).unwrap().delay(ManualTimer::default());
+        queue_now.layer = rules.layer(queue_now.limiter.clone()).unwrap().timer(ManualTimer::default());
         let left = |queue: &Queue| {
             let key = Key::global();
             let mut peeked = Box::pin(queue.layer.peek(&key));
@@ -216,7 +216,7 @@ async fn clients_that_hang_up_keep_no_other_client_waiting() {
     let quota = Quota::leaky_queue(1, Duration::from_secs(60)).unwrap().queue(CLIENTS as u64).unwrap();
     let limiter = MemoryLimiter::builder().max_keys(1_000).build().unwrap();
     let policy = Rule::new("queue", quota).unwrap();
-    let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), key::global()).delay(TokioTimer::new());
+    let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), key::global()).timer(TokioTimer::new());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let app = axum::Router::new().route("/", axum::routing::get(|| async { "served" })).layer(layer.clone());

@@ -85,7 +85,7 @@ fn ways() -> Vec<Way> {
         }),
         way("the queue is full", OutcomeKind::Limited, 2, |settings| {
             let queue = named("queue", Quota::leaky_queue(1, HOUR).unwrap().queue(1).unwrap());
-            stack(RateLimitLayer::new(memory(), queue, key::global()).delay(Skipping::default()), settings)
+            stack(RateLimitLayer::new(memory(), queue, key::global()).timer(Skipping::default()), settings)
         }),
         way("denied by a list", OutcomeKind::Denied, 0, |settings| {
             let list = AccessList::new();

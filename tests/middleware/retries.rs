@@ -174,7 +174,7 @@ async fn retries_wait_once_inside_a_queue_and_each_around_it() {
     let queue = || rule("queue", Quota::leaky_queue(60, 60 * MINUTE).unwrap().queue(5).unwrap());
     for (minutes, places, is_around) in [(3, 4, true), (0, 1, false)] {
         let (limiter, timer) = (memory(), Skipping::default());
-        let asked = layer(&limiter, queue()).delay(timer.clone());
+        let asked = layer(&limiter, queue()).timer(timer.clone());
         let answer = if is_around { around(asked, 4, 3).await } else { within(asked, 4, 3).await };
         assert_eq!(answer.status(), StatusCode::OK);
         // The limiter's clock stands still: the first departs at once, and each further one a

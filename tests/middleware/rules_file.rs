@@ -611,7 +611,7 @@ fn waiting_requests_depart_as_promised_when_their_rule_changes() {
     ] {
         let mut world: World<u16> = World::new();
         let rules = Rules::from_text(format!("rules: [{old}]")).unwrap();
-        let layer = rules.layer(memory(&world.clock)).unwrap().delay(world.timer.clone());
+        let layer = rules.layer(memory(&world.clock)).unwrap().timer(world.timer.clone());
         let departed: Arc<Mutex<Vec<u64>>> = Arc::default();
         let send = |world: &mut World<u16>| {
             let (departed, timer) = (Arc::clone(&departed), world.timer.clone());
@@ -649,7 +649,7 @@ fn raised_limit_reaches_requests_in_line_wherever_it_stands() {
     ] {
         let mut world: World<Response<Body>> = World::new();
         let rules = Rules::from_text(format!("rules: [{before}]")).unwrap();
-        let layer = rules.layer(memory(&world.clock)).unwrap().delay(world.timer.clone());
+        let layer = rules.layer(memory(&world.clock)).unwrap().timer(world.timer.clone());
         let send = |world: &mut World<Response<Body>>| {
             let held = |_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::from("held"))));
             let service = layer.layer(tower::service_fn(held));
@@ -671,7 +671,7 @@ fn waiting_requests_of_different_rules_never_change_places() {
     let slow = "{name: slow, quota: '1 per minute, queue 10, leaky queue', key: global, match: {path: /slow}}";
     let fast = "{name: fast, quota: '10 per s, queue 10, leaky queue', key: global, match: {path: /fast}}";
     let rules = Rules::from_text(format!("rules: [{slow}]")).unwrap();
-    let layer = rules.layer(memory(&world.clock)).unwrap().delay(world.timer.clone());
+    let layer = rules.layer(memory(&world.clock)).unwrap().timer(world.timer.clone());
     let departed: Arc<Mutex<Vec<(&str, u64)>>> = Arc::default();
     let send = |world: &mut World<u16>, path: &'static str| {
         let (departed, timer) = (Arc::clone(&departed), world.timer.clone());

@@ -360,15 +360,15 @@ fn queue_without_timer_and_timer_without_queue_are_reported() {
     let misuse = layer.check().unwrap_err();
     assert_eq!((misuse.kind(), misuse.kind().as_str()), (SetupWarningKind::NoTimer, "no-timer"));
     assert!(
-        misuse.to_string().contains("\"queue\"") && misuse.to_string().contains("RateLimitLayer::delay"),
+        misuse.to_string().contains("\"queue\"") && misuse.to_string().contains("RateLimitLayer::timer"),
         "{misuse}"
     );
-    assert_eq!(layer.delay(Never).check(), Ok(()));
+    assert_eq!(layer.timer(Never).check(), Ok(()));
     // A timer without a queue is reported, too.
     let log = Log::default();
     let layer = RateLimitLayer::new(MemoryLimiter::new(), named("api", 5), key::global()).observer(log.clone());
     assert_eq!(layer.check(), Ok(()));
-    let idle = layer.delay(Never);
+    let idle = layer.timer(Never);
     let _service = idle.layer(());
     assert_eq!(log.kinds(), [SetupWarningKind::NoQueue]);
     let misuse = idle.check().unwrap_err();
@@ -376,7 +376,7 @@ fn queue_without_timer_and_timer_without_queue_are_reported() {
     // The next version of a file may have a queue.
     let rules =
         tower_ratelimit::rules::Rules::from_text("rules: [{name: api, quota: 5 per hour, key: global}]").unwrap();
-    assert_eq!(rules.layer(MemoryLimiter::new()).unwrap().delay(Never).check(), Ok(()));
+    assert_eq!(rules.layer(MemoryLimiter::new()).unwrap().timer(Never).check(), Ok(()));
 }
 
 #[tokio::test]

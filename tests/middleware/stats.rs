@@ -538,7 +538,7 @@ async fn requests_in_line_are_counted_for_the_rule_of_their_line() {
         Rule::new(name, quota).unwrap()
     };
     let limiter = MemoryLimiter::builder().max_keys(1_000).build().unwrap();
-    let layer = |rule| RateLimitLayer::new(limiter.clone(), rule, key::global()).delay(TokioTimer::new());
+    let layer = |rule| RateLimitLayer::new(limiter.clone(), rule, key::global()).timer(TokioTimer::new());
     let (user, tenant) = (hold(&layer(named("user")), "").await, hold(&layer(named("tenant")), "").await);
     let both = layer(named("user")).and(named("tenant"), key::global()).observer(stats.clone());
     let sent = tokio::spawn(async move { hold(&both, "").await });

@@ -257,7 +257,7 @@ impl Timer for NoTime {
 
 #[tokio::test(start_paused = true)]
 async fn upload_is_not_read_without_a_timer() {
-    assert_eq!(time_to_refuse(refusing().delay(NoTime), post(Silent)).await, Duration::ZERO);
+    assert_eq!(time_to_refuse(refusing().timer(NoTime), post(Silent)).await, Duration::ZERO);
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn three_policies(clock: &ManualClock, stats: &Stats) -> Router {
 /// A queue that lets a request pass each 10 ms.
 fn queue(clock: &ManualClock, stats: &Stats) -> Router {
     let queue = Rule::new("queue", Quota::leaky_queue(100, Duration::from_secs(1)).unwrap()).unwrap();
-    let layer = RateLimitLayer::new(memory(clock), queue, key::global()).delay(TokioTimer::new());
+    let layer = RateLimitLayer::new(memory(clock), queue, key::global()).timer(TokioTimer::new());
     behind("/queue", layer.observer(stats.clone()))
 }
 
@@ -71,7 +71,7 @@ fn crowded(clock: &ManualClock, stats: &Stats) -> Router {
 /// A layer whose requests have no key, and whose timer no quota uses.
 fn keyless(clock: &ManualClock, stats: &Stats) -> Router {
     let layer = RateLimitLayer::new(memory(clock), rule("keyless", 1_000), key::header("absent"));
-    behind("/keyless", layer.delay(TokioTimer::new()).observer(stats.clone()))
+    behind("/keyless", layer.timer(TokioTimer::new()).observer(stats.clone()))
 }
 
 /// Returns the rules of a file, and a layer that follows them.

@@ -55,7 +55,7 @@ struct Office {
 
 impl Office {
     fn of(limiter: RedisLimiter, rule: Rule) -> Self {
-        let layer = RateLimitLayer::new(limiter, rule, key::global()).delay(TokioTimer::new());
+        let layer = RateLimitLayer::new(limiter, rule, key::global()).timer(TokioTimer::new());
         layer.check().unwrap();
         Self { layer, started: Arc::default() }
     }

@@ -42,7 +42,7 @@ impl Process {
     /// The server's own clock can be adjusted while the test measures, so the processes have a clock.
     async fn start(server: &Server, policy: &Policy, clock: &MonotonicClock) -> Self {
         let limiter = connected(patient().clock(clock.clone()), &server.url()).await;
-        let layer = RateLimitLayer::new(limiter, Rule::from(policy.clone()), key::global()).delay(TokioTimer::new());
+        let layer = RateLimitLayer::new(limiter, Rule::from(policy.clone()), key::global()).timer(TokioTimer::new());
         Self::new(layer)
     }
 
@@ -193,7 +193,7 @@ async fn requests_that_leave_on_several_threads_free_all_slots() {
     for round in 0..20 {
         let policy = policy(&format!("queue-{round}"), quota);
         let layer =
-            RateLimitLayer::new(limiter.clone(), Rule::from(policy.clone()), key::global()).delay(TokioTimer::new());
+            RateLimitLayer::new(limiter.clone(), Rule::from(policy.clone()), key::global()).timer(TokioTimer::new());
         let process = Process::new(layer);
         all_pass([process.send()]).await;
         let sent: Vec<_> = (0..150).map(|_| process.send()).collect();
@@ -260,7 +260,7 @@ async fn requests_that_leave_after_a_reload_free_all_slots() {
             _ => (text(format!("q-{round}"), 100), text(format!("n-{round}, was: q-{round}"), 200)),
         };
         let rules = Rules::from_text(old).expect("the rules are valid");
-        let layer = rules.layer(limiter.clone()).expect("the rules are supported").delay(TokioTimer::new());
+        let layer = rules.layer(limiter.clone()).expect("the rules are supported").timer(TokioTimer::new());
         let process = Process::new(layer);
         all_pass([process.send()]).await;
         let mut sent: Vec<_> = (0..60).map(|_| process.send()).collect();
@@ -290,7 +290,7 @@ async fn waiters_and_checks_that_leave_together_free_all_slots() {
     for round in 0..60 {
         let policy = policy(&format!("queue-{round}"), quota);
         let layer =
-            RateLimitLayer::new(limiter.clone(), Rule::from(policy.clone()), key::global()).delay(TokioTimer::new());
+            RateLimitLayer::new(limiter.clone(), Rule::from(policy.clone()), key::global()).timer(TokioTimer::new());
         let process = Process::new(layer);
         all_pass([process.send()]).await;
         let mut sent: Vec<_> = (0..100).map(|_| process.send()).collect();

@@ -108,7 +108,7 @@ async fn messages_end_when_redis_is_gone_and_go_on_later() {
     let proxy = Proxy::start(server.port());
     let limiter = connected(RedisLimiter::builder().deadline(1_000 * MS), &proxy.url()).await;
     let chat = RateLimitLayer::new(limiter, rule("messages", Quota::per_second(10)), key::global());
-    let chat = chat.delay(TokioTimer::new()).max_message_wait(60_000 * MS).max_in_line(1_000);
+    let chat = chat.timer(TokioTimer::new()).max_message_wait(60_000 * MS).max_in_line(1_000);
     end_without_redis(&proxy, || send(&chat), "FailedClosed").await;
     assert_eq!(chat.waiting(), 0);
     proxy.lead_to(server.port());

@@ -265,12 +265,12 @@ fn services<L: Limiter + Clone>(shop: &Arc<Shop<L>>) -> [Handler; 2] {
     let exports = |shop: &Shop<L>| {
         let rule = Rule::switched("exports", &shop.switch).expect("it is a name");
         let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::header("client"));
-        layer.delay(TokioTimer::new()).max_waiting(50).observer(shop.abandoned.clone())
+        layer.timer(TokioTimer::new()).max_waiting(50).observer(shop.abandoned.clone())
     };
     let outer = |shop: &Shop<L>| {
         let rule = Rule::new("outer", waits(OUTER, shop.wait)).expect("it is a name");
         let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global());
-        layer.delay(TokioTimer::new()).refund_nested(true).observer(shop.abandoned.clone())
+        layer.timer(TokioTimer::new()).refund_nested(true).observer(shop.abandoned.clone())
     };
     let overflow = service_fn(|_: Request<Incoming>| async {
         let response = Response::builder().status(StatusCode::ACCEPTED).body(Body::from("queued"));
@@ -492,7 +492,7 @@ impl<L: Limiter + Clone> Campaign<L> {
         let (switch, abandoned) = (QuotaSwitch::new(waits(EXPORTS, wait)), Abandoned::default());
         let [one, other] = limiters.map(|limiter| {
             let rule = Rule::new("admitted", waits(ADMITTED, wait)).expect("it is a name");
-            let admits = RateLimitLayer::new(limiter.clone(), rule, key::global()).delay(TokioTimer::new());
+            let admits = RateLimitLayer::new(limiter.clone(), rule, key::global()).timer(TokioTimer::new());
             let (running, switch, abandoned) = (Arc::clone(&running), switch.clone(), abandoned.clone());
             Arc::new(Shop { limiter, running, admits, switch, wait, takes, abandoned })
         });

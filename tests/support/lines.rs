@@ -122,7 +122,7 @@ impl<L: Limiter + Clone> Office<L> {
     }
 
     fn layer(&self, rule: impl Into<Rule>) -> RateLimitLayer<L> {
-        let layer = RateLimitLayer::new(self.limiter.clone(), rule.into(), key::global()).delay(TokioTimer::new());
+        let layer = RateLimitLayer::new(self.limiter.clone(), rule.into(), key::global()).timer(TokioTimer::new());
         layer.observer(self.log.clone())
     }
 

@@ -44,7 +44,7 @@ impl Shop {
 
     pub(crate) fn layer(&self) -> RateLimitLayer<MemoryLimiter> {
         RateLimitLayer::new(self.limiter.clone(), Rule::from(self.policy.clone()), key::global())
-            .delay(self.world.timer.clone())
+            .timer(self.world.timer.clone())
     }
 
     /// Sends the next request through this layer.

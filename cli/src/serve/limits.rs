@@ -171,7 +171,7 @@ fn form(
             // A refusal in the shape of gRPC has the status 200, which a proxy takes for a permission.
             .refusals(Refusals::problem_json().grpc(false))
             .on_error(options.on_error)
-            .delay(TokioTimer::new());
+            .timer(TokioTimer::new());
         let layer = Box::new(layer);
         let Ok(limits) = rules.descriptor_limits(limiter.clone()) else {
             if options.rules.len() > 1 {

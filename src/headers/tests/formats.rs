@@ -161,7 +161,11 @@ fn openai_milliseconds_follow_retry_after() {
         headers.get("retry-after-ms").map(|value| value.to_str().unwrap().to_owned())
     };
     assert_eq!(refused(Headers::openai(), 429).as_deref(), Some("86400000"));
-    assert_eq!(refused(Headers::openai().max_wait(secs(30)), 307).as_deref(), Some("30000"), "also beside a redirect");
+    assert_eq!(
+        refused(Headers::openai().max_reported_wait(secs(30)), 307).as_deref(),
+        Some("30000"),
+        "also beside a redirect"
+    );
     assert_eq!(refused(Headers::openai().send(When::Never), 429).as_deref(), Some("86400000"));
     assert_eq!(refused(Headers::openai().retry_after(false), 429), None);
     assert_eq!(refused(Headers::anthropic(), 429), None);

@@ -269,14 +269,14 @@ fn retry_after_is_rounded_up_at_least_one_and_capped() {
         assert_eq!(headers["retry-after"], expected, "{wait:?}");
         assert_eq!(headers["ratelimit"], format!("\"default\";r=0;t={expected}"), "{wait:?}");
     }
-    let format = Headers::draft_11().max_wait(secs(30));
+    let format = Headers::draft_11().max_reported_wait(secs(30));
     assert_eq!(Case::one(format, Quota::per_minute(100), denied(100, secs(31)))["retry-after"], "30");
 }
 
 #[test]
 fn window_is_capped_only_if_nothing_remains() {
     let limit = |remaining| {
-        let format = Headers::draft_11().max_wait(secs(30));
+        let format = Headers::draft_11().max_reported_wait(secs(30));
         Case::one(format, Quota::per_hour(5), allowed(5, remaining, secs(720)))["ratelimit"].clone()
     };
     assert_eq!(limit(0), "\"default\";r=0;t=30");
@@ -455,7 +455,8 @@ fn header_of_two_formats_has_the_value_of_the_first() {
 #[test]
 fn combined_formats_take_the_shorter_cap_and_the_first_jitter() {
     let refused = |format| Case::one(format, Quota::per_minute(100), denied(100, secs(1_000)))["retry-after"].clone();
-    let (short, long) = (|| Headers::draft_11().max_wait(secs(30)), || Headers::draft_06().max_wait(secs(60)));
+    let (short, long) =
+        (|| Headers::draft_11().max_reported_wait(secs(30)), || Headers::draft_06().max_reported_wait(secs(60)));
     assert_eq!(refused(short().and(long())), "30");
     assert_eq!(refused(long().and(short())), "30");
     let (none, double) = (|| Jitter::percent(0), || Headers::github().jitter(Jitter::percent(200)));

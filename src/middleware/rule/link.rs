@@ -13,8 +13,8 @@ impl Rule {
     ///
     /// The request whose strike closes the key, and every request until the key opens, is refused with the outcome
     /// [`Blocked`](crate::observe::OutcomeKind::Blocked). The `Retry-After` of such a refusal says when the key
-    /// opens, but at most [one day](crate::Headers::max_wait). Nothing is charged during that time. Headers do not
-    /// list the block; the rule's quotas report that no units remain until the key opens. In
+    /// opens, but at most [one day](crate::Headers::max_reported_wait). Nothing is charged during that time. Headers do
+    /// not list the block; the rule's quotas report that no units remain until the key opens. In
     /// [`Mode::Degrade`](crate::Mode::Degrade) and [`Mode::Shadow`](crate::Mode::Shadow) the block does not refuse
     /// either.
     ///

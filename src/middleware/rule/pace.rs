@@ -45,7 +45,7 @@ impl Rule {
     /// * A quota of 0 admits no byte: bodies end with an error.
     ///   [`Quota::unlimited`](crate::Quota::unlimited) paces nothing.
     /// * A pace needs a timer: the feature `tokio`, or a call of
-    ///   [`delay`](crate::RateLimitLayer::delay).
+    ///   [`timer`](crate::RateLimitLayer::timer).
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};

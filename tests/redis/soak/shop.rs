@@ -168,7 +168,7 @@ impl Door {
 
     fn held<L: Limiter>(&self, limiter: L, switch: &QuotaSwitch) -> RateLimitLayer<L> {
         let rule = Rule::switched(self.0.name, switch).expect("it is a name");
-        RateLimitLayer::new(limiter, rule, key::header("client")).delay(TokioTimer::new()).observer(self.clone())
+        RateLimitLayer::new(limiter, rule, key::header("client")).timer(TokioTimer::new()).observer(self.clone())
     }
 
     fn flooded<L: Limiter>(&self, limiter: L) -> RateLimitLayer<L> {

@@ -114,7 +114,7 @@ fn apps(keys: usize) -> Result<Vec<(&'static str, Router)>, ConfigError> {
             "a queue with delay, not full",
             app().layer(
                 with(memory(keys), Quota::leaky_queue(10_000, SECOND)?.queue(5_000)?.delay_after(2_500)?)
-                    .delay(TokioTimer::new()),
+                    .timer(TokioTimer::new()),
             ),
         ),
         ("two layers", app().layer(inner()).layer(plain())),
