@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Both servers are asked at once. If one policy refuses, the charge of the other is refunded. In
-//! between, another client may be refused early, but none is admitted over a limit.
+//! between, another client may be refused early. With leases, each process may admit up to a lease
+//! more than the shared limit in any interval.
 
 use axum::Router;
 use axum::routing::get;

@@ -11,11 +11,12 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::routing::get;
-use tower_ratelimit::{MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key, observe::Outcome};
+use tower_ratelimit::observe::{Outcome, OutcomeKind};
+use tower_ratelimit::{MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key};
 
-/// Only a request over the first limit carries an outcome.
-async fn search(degraded: Option<Outcome>) -> String {
-    let results = if degraded.is_some() { 3 } else { 50 };
+async fn search(outcome: Option<Outcome>) -> String {
+    let is_degraded = outcome.is_some_and(|outcome| outcome.kind() == OutcomeKind::Degraded);
+    let results = if is_degraded { 3 } else { 50 };
     format!("{results} results\n")
 }
 

@@ -85,9 +85,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("curl -s http://127.0.0.1:3000/ -H 'authorization: Bearer alice'");
     println!("curl -s http://127.0.0.1:3001/metrics | grep ratelimit_requests_total");
 
-    // It gives each request the peer's address.
+    // This call gives each request the peer's address.
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    tokio::spawn(axum::serve(operators, internal).into_future());
+    tokio::spawn(async { axum::serve(operators, internal).await });
     axum::serve(public, app).await?;
     Ok(())
 }

@@ -20,9 +20,9 @@ labelled! {
         Unavailable = "unavailable",
         /// No answer came within the deadline. The charge may have been taken.
         Timeout = "timeout",
-        /// This process makes more checks than it can handle, and the store is not the cause. Too many checks already
-        /// wait, earlier checks took the whole deadline, or the process was too busy to read the answer. Only in the
-        /// last of these cases was the check sent.
+        /// The check could not be answered in time: too many checks already wait, earlier checks took the whole
+        /// deadline, or the process was too busy to read the answer. Only in the last of these cases was the check
+        /// sent. The cause can be this process, or a store that is slow or busy: the limiter cannot tell which.
         Overloaded = "overloaded",
         /// Other processes changed the key before each attempt of this process to change it. The charge
         /// was not taken.

@@ -1,7 +1,7 @@
 //! Settings of operators for all processes at once, kept in the limiter's store.
 //!
 //! A [`Fleet`] returns modes, quotas, overrides and access lists, which layers accept as usual.
-//! [`Fleet::change`] writes a change to the store, and each process reads it within a second.
+//! [`Fleet::change`] writes a change to the store, and each process reads it within two seconds.
 //!
 //! ```
 //! use std::time::Duration;

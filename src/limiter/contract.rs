@@ -148,11 +148,11 @@ pub trait Limiter: Send + Sync + 'static {
         &NoHooks
     }
 
-    /// Returns whether `error` comes from an overload of this process, and not from a failure of the limiter's
-    /// store. By default `false`.
+    /// Returns whether the check failed because of an overload: there were more checks than could be answered in
+    /// time. By default `false`.
     ///
     /// A client can cause an overload with many requests at once, so [`OnError::Allow`](crate::OnError::Allow) does
-    /// not let a request pass if its check failed because of an overload.
+    /// not let a request pass if its check failed because of an overload. A slow store can cause an overload, too.
     fn is_overload(&self, error: &Self::Error) -> bool {
         let _ = error;
         false

@@ -26,8 +26,9 @@ use crate::quota::Quota;
 ///
 /// The second limiter is asked with every quota divided by the number of processes
 /// ([`Quota::share`](crate::quota::Quota::share)), because each process then counts for itself. While the
-/// first limiter is away, all processes together admit in each period at most the quota, or one unit for each process
-/// if that is more. This maximum does not include the units that the first limiter admitted before it failed.
+/// first limiter is away, all processes together keep the bound of the quota's
+/// [algorithm](crate::guide::choosing_an_algorithm), but each process admits at least one unit. This bound does not
+/// include the units that the first limiter admitted before it failed.
 ///
 /// The second limiter is also asked when a burst [overloads](Limiter::is_overload) the first. In such a burst,
 /// requests may take the second limiter's share of each quota in addition to the units that the first limiter admits.

@@ -140,11 +140,12 @@ labelled! {
         /// a limit must not stop silently.
         #[default]
         Deny = "deny",
-        /// The request passes, without rate-limit headers, if the limiter's store failed. If this process is
-        /// [overloaded](crate::limiter::Limiter::is_overload), the request is refused as with `Deny`, because clients
-        /// can cause an overload with many requests at once.
+        /// The request passes, without rate-limit headers, if the limiter's store failed or answered too late. If
+        /// there are more checks than can be answered in time, an
+        /// [overload](crate::limiter::Limiter::is_overload), the request is refused as with `Deny`, because clients
+        /// can cause an overload with many requests at once. So while a store is slow, many requests are refused.
         ///
-        /// Clients that can make the store slow, by load or otherwise, can also cause requests to pass.
+        /// Clients that can make the store answer too late, by load or otherwise, can also cause requests to pass.
         Allow = "allow",
         /// The request passes, whatever the failure is. A client that sends enough requests at once is then not
         /// limited.

@@ -12,8 +12,8 @@
 //!    taken.
 //! 2. **Liveness.** After a pause exactly the capacity passes at once. In the long run, the rate is
 //!    exactly the rate of the quota, without drift from rounding. There are two exceptions: sliding
-//!    windows follow their [`Oldest`] setting, and a bucket with burst 1 rounds its interval up to
-//!    a whole microsecond.
+//!    windows follow their [`Oldest`] setting, and a client of a bucket with burst 1 that waits for each
+//!    reported wait loses the part of a microsecond by which that wait is rounded up.
 //! 3. **Honest waits.** If a request is refused with `Wait::After(d)`, the same cost is refused at
 //!    every earlier instant and admitted at `now + d`, provided that nothing else was charged to
 //!    the key and its quota did not change.

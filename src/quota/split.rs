@@ -10,9 +10,9 @@ impl Quota {
     /// `delay_after` are divided by `parts` and rounded down, but limit and burst are at least 1. A
     /// quota with a limit of 0 and an unlimited quota stay unchanged.
     ///
-    /// Together the processes admit at most the units of this quota, or `parts` units if that is
-    /// more. A burst or a debt that would take longer than 8.9 years to refill at the share's rate
-    /// is cut to the units that refill in that time.
+    /// Together the processes keep the [bound](crate::guide::choosing_an_algorithm) of this quota's
+    /// algorithm, but each process admits at least one unit. A burst or a debt that would take longer than
+    /// 8.9 years to refill at the share's rate is cut to the units that refill in that time.
     ///
     /// ```
     /// use std::num::NonZeroU32;

@@ -421,11 +421,11 @@ impl Stats {
     /// | metric | kind | labels | what it counts |
     /// |---|---|---|---|
     /// | `ratelimit_requests_total` | counter | `outcome` | requests, by [outcome](crate::observe::OutcomeKind). Each layer counts a request that it gets, once |
-    /// | `ratelimit_policy_requests_total` | counter | `policy`, `mode`, `state` | requests that a policy decided, by the mode of its rule (`enforce`, `degrade`, `shadow`); `state` is `within`, `near` (see [`warn_at_percent`](crate::Rule::warn_at_percent)) or `over`. Each policy of a request counts it as it stands itself: a request that another policy refused is `within` for it |
+    /// | `ratelimit_policy_requests_total` | counter | `policy`, `mode`, `state` | requests that a policy decided, by the mode of its rule (`enforce`, `degrade`, `shadow`); `state` is `within`, `near` (see [`warn_at_percent`](crate::Rule::warn_at_percent)) or `over`. Each policy counts the request by its own decision: if only another policy refused the request, this policy counts it as `within` |
     /// | `ratelimit_policy_refused_total` | counter | `policy`, `block` | requests that a policy refused; `block="true"` if it is a [block](crate::Quota::block), which is there to refuse; also those that went to an overflow. Several policies may refuse one request |
     /// | `ratelimit_policy_units_total` | counter | `policy` | units that passing requests took when they were admitted, before refunds and settlements |
-    /// | `ratelimit_wait_seconds` | histogram | `policy` | how long requests waited because of it: for their departure from its leaky queue, or in line for its places; each wait, however it ended |
-    /// | `ratelimit_waiting` | gauge | `policy` | requests that wait because of it: in its leaky queue, or in line for its places |
+    /// | `ratelimit_wait_seconds` | histogram | `policy` | how long requests waited because of this policy: for their departure from its leaky queue, or in line for its places; each wait, however it ended |
+    /// | `ratelimit_waiting` | gauge | `policy` | requests that wait because of this policy: in its leaky queue, or in line for its places |
     /// | `ratelimit_paced_bodies` | gauge | `policy` | bodies of requests and responses that a rule [paces](crate::Rule::pace_responses) |
     /// | `ratelimit_paced_bytes_total` | counter | `policy` | bytes of the bodies that a rule paced, counted when each body ends |
     /// | `ratelimit_places_held` | gauge | `policy` | units of a [concurrency limit](crate::Quota::concurrent) that requests in flight hold, without those that are held by hand |

@@ -19,7 +19,7 @@ use super::uri::Paths;
 /// gRPC. The guide has a configuration for each:
 /// https://docs.rs/tower-ratelimit/latest/tower_ratelimit/guide/a_process_of_its_own/
 ///
-/// A flag counts before its variable of the environment, and that before the file of settings.
+/// A flag overrides its environment variable, which overrides the settings file.
 ///
 /// Only peers in --trust are answered, because whoever can ask can use up the allowance of others. TLS is left to the
 /// proxy, or to the network.

@@ -19,7 +19,7 @@ async fn main() -> std::io::Result<()> {
     println!("Ten requests a minute for each address. The eleventh is refused:");
     println!("for i in $(seq 11); do curl -si http://127.0.0.1:3000/; done");
 
-    // It gives each request the peer's address. Without it all are answered with 500.
+    // Without the peer's address, every request gets a 500.
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, service).await
 }

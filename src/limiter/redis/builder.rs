@@ -175,10 +175,12 @@ impl RedisLimiterBuilder {
     /// them out without asking Redis. By default `units` is 0, and nothing is leased. Up to 1,024 keys are leased at
     /// a time. Checks of other keys need calls to Redis.
     ///
-    /// The total is never exceeded. The price is precision:
+    /// Leased units are charged before they are used, so none is handed out twice. The price is precision:
     ///
     /// * With `n` processes, the units admitted in any interval are at most the quota's bound plus
     ///   `n · units`, because units that were leased before the interval may be used within the interval.
+    /// * A set of charges is no longer atomic, but
+    ///   [compensated](crate::limiter::Atomicity::Compensated).
     /// * Up to `units` units of a key are denied to other processes, for up to 0.1 s. After that time, unused
     ///   units are refunded.
     /// * `remaining` is the number of remaining units that this process saw last.

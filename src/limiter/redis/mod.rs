@@ -111,7 +111,9 @@
 //!
 //! # The client libraries
 //!
-//! Both libraries pass the same tests.
+//! Both libraries pass the same tests. Stored values are the same, so an application can change the library at any
+//! time. If your application already uses one of them, use that one. If not, `redis-rs` is the one with regular
+//! releases.
 //!
 //! | | fred | the crate `redis`, also called redis-rs |
 //! |---|---|---|

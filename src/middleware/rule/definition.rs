@@ -558,8 +558,8 @@ labelled! {
     MissingKey,
     /// Returns the label for files.
     as_str {
-        /// The request is refused with 400, or `INVALID_ARGUMENT` over gRPC, and no policy of the layer
-        /// is charged.
+        /// The request is refused with 400, or `INVALID_ARGUMENT` over gRPC, and no policy of the layer is charged. If
+        /// the key is the peer's address and the server does not provide it, the status is 500, or `INTERNAL`.
         ///
         /// This is the default, because with both other choices a client can evade a limit by leaving
         /// its key out.

@@ -58,6 +58,6 @@ fuzz_target!(|bytes: &[u8]| {
     let store = InMemory::with(Value::new(Version::from_bytes([1; 16]), stored));
     RUNTIME.block_on(async {
         read(&store, &text).await;
-        tokio::time::sleep(Duration::from_secs(2)).await; // the tasks of the fleets end
+        tokio::time::advance(Duration::from_secs(2)).await; // the tasks of the fleets end
     });
 });
