@@ -66,7 +66,9 @@ impl FleetDocument {
         if text.len() > TEXT_MAX {
             return None;
         }
-        let mut lines = text.lines();
+        // `lines` would leave out a carriage return, but only before a line feed. So a line could get a meaning when the
+        // text is written again.
+        let mut lines = text.split('\n');
         let revision = lines.next()?.strip_prefix(TITLE)?.parse().ok()?;
         if revision >= REVISION_MAX {
             return None;
@@ -462,6 +464,13 @@ mod tests {
         assert_eq!(FleetDocument::parse("tower-ratelimit-fleet 2 4\n"), None);
         assert_eq!(FleetDocument::parse(&format!("tower-ratelimit-fleet 1 {}\n", u64::MAX)), None);
         assert_eq!(FleetDocument::parse(""), None);
+    }
+
+    #[test]
+    fn line_that_was_not_read_is_not_read_later() {
+        let document = FleetDocument::parse("tower-ratelimit-fleet 1 4\nmode a - enforce - 3\r").unwrap();
+        let (next, text) = document.changed(&[FleetChange::mode("a", Mode::Shadow)], author(1)).unwrap();
+        assert_eq!(FleetDocument::parse(&text).unwrap(), next);
     }
 
     #[test]
