@@ -264,7 +264,9 @@ impl LoadWindow {
         let beyond = self.call.saturating_sub(CALL_SHORT);
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.own_wait.record(sent.in_flight, sent.flights, took);
-        let calls = match self.own_wait.is_half() && self.call >= 2 * self.alone {
+        // The time of a lone call is known late if a way became narrow, but some calls are quick then.
+        let alone = self.alone.min(if self.quickest > 0 { self.quickest } else { u64::MAX });
+        let calls = match self.own_wait.is_half() && self.call >= 2 * alone {
             true => self.calls.min(sent.flights as u64).saturating_sub(1),
             false => self.calls + 1,
         };
@@ -439,6 +441,21 @@ mod tests {
             full(&mut window, 100, took);
             assert_eq!(window.calls(), calls, "{took:?}");
         }
+    }
+
+    /// Each call is sent while all allowed calls are under way.
+    #[test]
+    fn calls_become_few_while_all_of_them_are_under_way() {
+        let mut window = LoadWindow::new();
+        full(&mut window, 100, 40 * MS);
+        window.alone = nanos(MS);
+        assert_eq!(window.calls(), 64);
+        for number in 0..200 {
+            let (flights, more) = (window.calls() as usize, number % 8);
+            let took = (10 + 3 * more as u32) * MS;
+            window.record(took, Sent { units: 1, in_flight: 8 * more, flights, phase: None }, DEADLINE);
+        }
+        assert_eq!(window.calls(), CALLS_MIN);
     }
 
     #[test]
