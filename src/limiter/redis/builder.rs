@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 
 use super::backend::RedisBackend;
 use super::client::RedisClient;
-use super::connection::{ConnectionSettings, Identity, Pem, RedisConnections};
+use super::connection::{ConnectionSettings, Identity, Pem, RedisConnections, SERVERS};
 use super::credentials::{CredentialSource, RedisCredentials};
 use super::dispatch::Dispatcher;
 use super::error::RedisError;
@@ -333,7 +333,7 @@ impl RedisLimiterBuilder {
             #[cfg(test)]
             splits: Default::default(),
         };
-        let lanes = if in_slots { SLOTS } else { 1 }; // each slot of a cluster is a lane
+        let lanes = if in_slots { (SLOTS, SERVERS) } else { (1, 1) }; // each slot of a cluster is a lane
         let flights = Flights::new(dispatcher, lanes, max_in_flight, deadline, runtime()?);
         let backend = RedisBackend { flights, space, in_slots };
         Ok(RedisLimiter(Checks::new(backend, max_denials, self.lease_units, places_lapse_after, own_clock)))

@@ -80,7 +80,7 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
     /// Returns how many requests wait or are in flight.
     fn waiting(&self) -> usize;
 
-    /// Returns the load of the store. The checks count the shed requests themselves.
+    /// Returns the load of the store, without its connections.
     fn load(&self) -> StoreLoad;
 
     fn events(&self) -> &Events;

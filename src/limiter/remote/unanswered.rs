@@ -52,6 +52,11 @@ pub(crate) struct Shed {
 }
 
 impl Shed {
+    /// Returns how long a new check would wait for the requests before it.
+    pub(super) fn wait(&self) -> Duration {
+        self.call.saturating_mul(u32::try_from(self.waiting).unwrap_or(u32::MAX)) / self.carries.max(1)
+    }
+
     fn message(self) -> String {
         let Self { waiting, carries, call, deadline } = self;
         let rate = u128::from(carries) * 1_000_000 / call.as_micros().max(1);
@@ -115,6 +120,11 @@ fn rounded(time: Duration) -> String {
 }
 
 impl Unanswered {
+    /// Returns whether there were more requests than can be answered in time.
+    pub(super) fn is_overload(self) -> bool {
+        matches!(self, Self::TooMany(_) | Self::Shed(_) | Self::NotSent(_) | Self::TooBusy(_))
+    }
+
     /// Returns the kind and the text of a limiter's error.
     pub(crate) fn kind_and_message(self) -> (StoreErrorKind, String) {
         match self {

@@ -80,7 +80,7 @@ impl StoreLimiterBuilder {
             runtime.clone(),
         );
         let swapper = Swapper::new(calls);
-        let flights = Flights::new(swapper, 1, max_in_flight, deadline, runtime);
+        let flights = Flights::new(swapper, (1, 1), max_in_flight, deadline, runtime);
         let swaps = Swaps::new(flights, before, key_secret);
         Ok(StoreLimiter(Checks::new(swaps, max_denials, 0, places_lapse_after, own_clock)))
     }

@@ -20,7 +20,7 @@ use super::link::Link;
 use super::pause::jitter;
 use super::server::Server;
 use super::settings::ConnectionSettings;
-use super::slots::{MASTERS, SLOTS, Slots};
+use super::slots::{MASTERS, SERVERS, SLOTS, Slots};
 use super::target::UrlTarget;
 use super::transport::{RedisReply, SlotState};
 use crate::event::StoreErrorKind;
@@ -70,6 +70,10 @@ struct Map {
     /// The index of each slot's server, or `NO_SERVER`.
     owners: Box<[u16]>,
     servers: Vec<Arc<Server>>,
+    /// The number of each of `servers`, which it keeps as long as it is known.
+    numbers: Vec<u16>,
+    /// The number that was given last.
+    last_number: u16,
     /// The addresses from which the map is fetched when no server answers.
     others: Vec<Address>,
     /// The reason why the map could not be fetched.
@@ -87,6 +91,8 @@ impl Cluster {
         let map = Map {
             owners: vec![NO_SERVER; SLOTS].into_boxed_slice(),
             servers: Vec::new(),
+            numbers: Vec::new(),
+            last_number: 0,
             others: seeds.iter().take(MASTERS).cloned().collect(),
             trouble: None,
         };
@@ -155,6 +161,13 @@ impl Cluster {
         Err(self.shared.unknown(slot))
     }
 
+    /// Returns the number of the server that has the slot, or 0 if none is known to have it.
+    pub(super) fn server_of(&self, slot: u16) -> u16 {
+        let map = self.shared.map();
+        let owner = map.owners.get(usize::from(slot)).and_then(|owner| map.numbers.get(usize::from(*owner)));
+        owner.copied().unwrap_or_default()
+    }
+
     /// Finds out whether every slot has a server, and whether each of these servers answers before the deadline.
     pub(super) async fn verify(&self, until: Instant) -> Result<(), RedisError> {
         let servers = {
@@ -183,6 +196,7 @@ impl Cluster {
         let servers = {
             let mut map = self.shared.map_mut();
             map.owners.fill(NO_SERVER);
+            map.numbers.clear();
             std::mem::take(&mut map.servers)
         };
         servers.iter().for_each(|server| server.close());
@@ -205,6 +219,14 @@ impl Map {
     /// server or owner is back.
     fn lacks_something(&self) -> bool {
         self.owners.contains(&NO_SERVER) || self.servers.iter().any(|server| server.link.health.fails_at_once())
+    }
+
+    /// Returns a number that no server has. The number that was given up last is given again last, because the load of
+    /// the server that had it is remembered under this number.
+    fn free_number(&mut self) -> u16 {
+        let mut free = (1..=SERVERS).map(|step| (self.last_number + step) % SERVERS);
+        self.last_number = free.find(|number| !self.numbers.contains(number)).unwrap_or_default();
+        self.last_number
     }
 
     fn find(&self, address: &Address) -> Option<usize> {
@@ -257,7 +279,9 @@ impl ClusterState {
             None if map.servers.len() >= MASTERS => return None,
             None => {
                 let server = self.start(address).ok()?;
+                let number = map.free_number();
                 map.servers.push(server);
+                map.numbers.push(number);
                 map.servers.len() - 1
             }
         };
@@ -276,14 +300,17 @@ impl ClusterState {
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
+        let mut numbers = Vec::with_capacity(slots.masters.len());
         for address in &slots.masters {
-            let known = map.find(address).and_then(|at| map.servers.get(at)).cloned();
-            servers.push(match known {
-                Some(server) => server,
+            let known = map.find(address);
+            servers.push(match known.and_then(|at| map.servers.get(at)) {
+                Some(server) => Arc::clone(server),
                 None if from.link.health.address == *address => Arc::clone(from),
                 None => self.start(address)?,
             });
+            numbers.push(known.and_then(|at| map.numbers.get(at)).copied());
         }
+        let numbers = numbers.into_iter().map(|number| number.unwrap_or_else(|| map.free_number())).collect();
         let mut owners = vec![NO_SERVER; SLOTS].into_boxed_slice();
         for (first, last, at) in slots.ranges {
             if let Some(range) = owners.get_mut(usize::from(first)..=usize::from(last)) {
@@ -298,7 +325,7 @@ impl ClusterState {
         let replicas = slots.replicas.into_iter().filter(|replica| !seeds.contains(replica));
         map.others = replicas.chain(seeds.iter().take(MASTERS).cloned()).collect();
         std::mem::swap(&mut map.servers, &mut servers);
-        (map.owners, map.trouble) = (owners, None);
+        (map.owners, map.numbers, map.trouble) = (owners, numbers, None);
         Ok(())
     }
 

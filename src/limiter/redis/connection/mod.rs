@@ -38,7 +38,7 @@ use self::failure::{Cause, misconfigured};
 use self::link::Link;
 use self::server::Server;
 pub(super) use self::settings::ConnectionSettings;
-pub(super) use self::slots::slot_of;
+pub(super) use self::slots::{SERVERS, slot_of};
 use self::target::UrlTarget;
 pub(super) use self::tls::{Identity, Pem};
 use self::transport::{RedisReply, SlotState, Transport};
@@ -190,6 +190,14 @@ impl RedisConnections {
                 Err(error)
             }
             Err(failure) => Err(failure.error),
+        }
+    }
+
+    /// Returns the number of the server that has a slot: below [`SERVERS`], and no other known server's.
+    pub(super) fn server_of(&self, slot: u16) -> u16 {
+        match &self.0.reach {
+            Reach::One(_) => 0,
+            Reach::Cluster(cluster) => cluster.server_of(slot),
         }
     }
 

@@ -11,6 +11,9 @@ pub(super) const SLOTS: usize = 16_384;
 /// more than 1,000 servers.
 pub(super) const MASTERS: usize = 1_000;
 
+/// The number of numbers for servers: enough for all masters, and for some that take the place of others.
+pub(in crate::limiter::redis) const SERVERS: u16 = 1_024;
+
 /// The maximum number of replicas that are remembered, in case no master answers. Further replicas are left out.
 const REPLICAS: usize = 64;
 

@@ -67,6 +67,10 @@ impl RemoteStore for Dispatcher {
         CallLimits { units: BATCH, calls: Calls::Pipelined }
     }
 
+    fn server_of(&self, slot: u16) -> u16 {
+        self.store.server_of(slot)
+    }
+
     fn record_unsent(&self, error: &RedisError) {
         self.store.record_failure(error);
     }

@@ -12,7 +12,7 @@ mod taking;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::TryFutureExt;
@@ -84,8 +84,6 @@ pub(crate) struct Checks<B: Backend> {
     is_closed: AtomicBool,
     queue_refunds: QueueRefunds<Tag, oneshot::Sender<Result<(), B::Error>>>,
     registry: PolicyRegistry,
-    /// The requests that failed as overloaded.
-    shed: AtomicU64,
     probed: Mutex<Probed<B::Error>>,
 }
 
@@ -128,7 +126,6 @@ impl<B: Backend> Checks<B> {
             is_closed: AtomicBool::new(false),
             queue_refunds: QueueRefunds::new(),
             registry: PolicyRegistry::new(),
-            shed: AtomicU64::new(0),
             probed: Mutex::default(),
         }
     }
@@ -140,7 +137,7 @@ impl<B: Backend> Checks<B> {
     /// Returns the load of the store.
     pub(crate) fn load(&self) -> StoreLoad {
         let connections = self.backend.events().connections();
-        StoreLoad { shed: self.shed.load(Ordering::Relaxed), connections, ..self.backend.load() }
+        StoreLoad { connections, ..self.backend.load() }
     }
 
     /// Returns whether this process takes units in advance, and so decides some charges without the store.
@@ -234,9 +231,6 @@ impl<B: Backend> Checks<B> {
     /// Reports to the observer that too many requests wait, or that a request waited too long. The backend does not
     /// see these errors.
     fn report(&self, error: &B::Error) {
-        if error.kind() == StoreErrorKind::Overloaded {
-            self.shed.fetch_add(1, Ordering::Relaxed);
-        }
         if matches!(error.kind(), StoreErrorKind::Overloaded | StoreErrorKind::Timeout) {
             self.backend.events().report_failure(error.kind(), error);
         }

@@ -32,6 +32,12 @@ pub(crate) trait RemoteStore: Send + Sync + Sized + 'static {
     /// Returns the maximum load of the store.
     fn limits(&self) -> CallLimits;
 
+    /// Returns the index of the server that has a lane. By default the store is one server.
+    fn server_of(&self, lane: u16) -> u16 {
+        let _ = lane;
+        0
+    }
+
     /// Records that requests were not sent, because their answers would have come too late.
     fn record_unsent(&self, error: &Self::Error);
 }
@@ -237,8 +243,12 @@ pub(crate) struct QueuedRequest<F: RemoteStore> {
 }
 
 impl<F: RemoteStore> QueuedRequest<F> {
+    pub(super) fn answer(self, answer: Result<F::Answer, F::Error>) {
+        self.into_caller().answer(answer);
+    }
+
     fn into_caller(self) -> Caller<F> {
-        Caller { request: self.request, receiver: self.receiver, _permit: self.permit }
+        Caller { request: self.request, receiver: self.receiver, permit: self.permit }
     }
 }
 
@@ -247,18 +257,20 @@ pub(crate) struct Caller<F: RemoteStore> {
     pub(crate) request: F::Request,
     pub(crate) receiver: Box<dyn Receiver<F::Answer, F::Error>>,
     /// Counts the request as in flight until it is answered.
-    _permit: Permit,
+    permit: Permit,
 }
 
 impl<F: RemoteStore> Caller<F> {
     pub(crate) fn answer(self, answer: Result<F::Answer, F::Error>) {
-        hand_over(self.receiver, answer);
+        let Self { receiver, permit, .. } = self;
+        drop(permit); // before the caller wakes, which may ask again at once
+        hand_over(receiver, answer);
     }
 }
 
 /// Passes an answer to its receiver. The caller's waker may be the application's code. If that code panics, the
 /// other callers still get their answers.
-pub(super) fn hand_over<A, E>(receiver: Box<dyn Receiver<A, E>>, answer: Result<A, E>) {
+fn hand_over<A, E>(receiver: Box<dyn Receiver<A, E>>, answer: Result<A, E>) {
     contained(|| receiver.answer(answer));
 }
 

@@ -417,7 +417,7 @@ mod tests {
     /// A request before it waits for a slow flight, and one after it would join it to another one.
     #[tokio::test(start_paused = true)]
     async fn request_waits_for_no_flight_that_a_later_request_waits_for() {
-        let groups = Arc::new(Flights::new(World::default(), 1, 1_000, LONG, Handle::current()));
+        let groups = Arc::new(Flights::new(World::default(), (1, 1), 1_000, LONG, Handle::current()));
         let mut calls = Vec::new();
         for keys in [&[1, 2][..], &[SLOW], &[2, SLOW], &[1], &[SLOW + 1], &[1, SLOW + 1]] {
             calls.push(asks(&groups, keys));
@@ -433,7 +433,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn panic_fails_the_requests_of_its_flight_only() {
-        let groups = Arc::new(Flights::new(World::default(), 1, 1_000, LONG, Handle::current()));
+        let groups = Arc::new(Flights::new(World::default(), (1, 1), 1_000, LONG, Handle::current()));
         for _ in 0..3 {
             let panics = asks(&groups, &[1, PANICS]);
             tokio::time::sleep(MS).await;
@@ -450,7 +450,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn groups_without_a_common_key_ride_in_one_flight() {
         let world = World(Arc::new(Seen { groups: 3, calls: Some(1), ..Seen::default() }));
-        let groups = Arc::new(Flights::new(world.clone(), 1, 1_000, LONG, Handle::current()));
+        let groups = Arc::new(Flights::new(world.clone(), (1, 1), 1_000, LONG, Handle::current()));
         let keys = [&[1][..], &[2], &[1, 3], &[4], &[2, 5], &[6], &[1]];
         let mut calls: Vec<_> = keys.iter().map(|keys| asks(&groups, keys)).collect();
         for _ in 0..20 {
@@ -474,7 +474,7 @@ mod tests {
     }
 
     async fn each_is_answered(world: World) {
-        let groups = Arc::new(Flights::new(world.clone(), 1, 10_000, LONG, Handle::current()));
+        let groups = Arc::new(Flights::new(world.clone(), (1, 1), 10_000, LONG, Handle::current()));
         let (mut asked, mut sent) = (Vec::new(), 0);
         let answered = Arc::new(AtomicU64::new(0));
         for _ in 0..8_000 {

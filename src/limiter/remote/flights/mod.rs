@@ -4,14 +4,17 @@
 //! flight. The lane's [`LaneQueue`] says which requests may share a flight. In a [`Queue`], any requests to a
 //! Redis server may share a flight. In [`Groups`], a flight takes only requests that have no key in common with
 //! a flight under way. The durations of calls determine how many flights there are, and which requests are not
-//! sent because their answers would come too late ([`load_window`]).
+//! sent because their answers would come too late ([`load_window`]). All lanes of a server share its load
+//! ([`server_load`]).
 //!
 //! An idle lane sends at once, so a request waits for no timer. A flight is a task of the limiter's runtime. As long
 //! as no other request waits, the caller of a request may drive its flight instead ([`caller_flight`]). So no
 //! request depends on another caller's future being polled.
 
+use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -19,20 +22,20 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use self::batch::{AnswerFn, Batch, LaneQueue, QueuedRequest, hand_over};
+use self::batch::{AnswerFn, Batch, LaneQueue, QueuedRequest};
 pub(crate) use self::batch::{CallLimits, CallResult, Caller, Calls, Receiver, RemoteStore, hand_out};
 use self::caller_flight::{CallerFlight, FlightHandle};
 #[cfg(feature = "store")]
 pub(crate) use self::groups::{Groups, Keyed};
 use self::halving::StoreClock;
-use self::load_window::{CALLS_MIN, LoadWindow, Sent};
+use self::load_window::{CALLS_MIN, Sent};
 #[cfg(any(feature = "_redis", test))]
 pub(crate) use self::queue::Queue;
-use self::quickest::QuickestCall;
 pub(crate) use self::quickest::REMEMBERED;
+use self::server_load::ServerLoad;
 use super::deadline::Deadline;
 use super::permits::Permits;
-use super::unanswered::{Shed, Unanswered};
+use super::unanswered::Unanswered;
 use crate::base::sync::{Mutex, MutexGuard, lock};
 use crate::base::time::Timestamp;
 use crate::store_load::StoreLoad;
@@ -47,6 +50,7 @@ mod own_wait;
 #[cfg(any(feature = "_redis", test))]
 mod queue;
 mod quickest;
+mod server_load;
 
 /// The time for which a caller still waits after the deadline. By then, a call that was sent at
 /// once has failed with an error that names the server.
@@ -58,36 +62,34 @@ pub(crate) struct Flights<F: RemoteStore>(Arc<Lanes<F>>);
 struct Lanes<F: RemoteStore> {
     store: F,
     lanes: Box<[Mutex<Lane<F>>]>,
+    /// The load of each server. A lane is locked before the load of its server.
+    servers: Box<[Mutex<ServerLoad>]>,
     deadline: Duration,
     permits: Permits,
+    /// The number of requests that failed because of an overload.
+    shed: AtomicU64,
     /// The runtime that runs the flights as tasks.
     runtime: Handle,
 }
 
-/// The requests of one server, or of one slot of a cluster. These requests share flights, and the
-/// limits of flights.
+/// The requests of one server, or of one slot of a cluster. These requests share flights.
 struct Lane<F: RemoteStore> {
     queue: F::Queue,
-    window: LoadWindow,
-    quickest: QuickestCall,
-    /// The store's clock according to the last answer that reported it. `None` if the store does not report its
-    /// time.
-    clock: Option<StoreClock>,
+    /// The index of the lane's server. A lane that is in use keeps the server that it had before.
+    server: usize,
     flights: usize,
-    /// The number of units in flight, counted in the same way as in `window`.
+    /// The number of units in flight.
     units: u64,
-    /// The instant from which the next request is not ahead of its time, if requests are sent evenly.
-    next_paced: Option<Instant>,
+    /// The waiting units that are counted in the server's load.
+    counted: usize,
+    /// True if the lane is in the server's list.
+    is_listed: bool,
     /// True if a flight has begun but has taken no request yet.
     is_starting: bool,
     /// The number of requests that were added so far.
     came: u64,
-    /// The number of flights that the store answered.
-    answered: u64,
     /// The number of requests that the last flight took.
     last_batch_size: usize,
-    /// The flights that callers drive, each with the number of the request that began it.
-    caller_flights: Vec<(u64, Arc<CallerFlight>)>,
 }
 
 /// Says what drives a flight that a request begins.
@@ -106,11 +108,19 @@ struct Queued {
 }
 
 impl<F: RemoteStore> Flights<F> {
-    /// Makes `lanes` lanes. At most `most` checks wait or are in flight in all lanes together. `runtime` runs
-    /// the flights as tasks.
-    pub(crate) fn new(store: F, lanes: u16, most: usize, deadline: Duration, runtime: Handle) -> Self {
+    /// Makes `lanes` lanes of at most `servers` servers. At most `most` checks wait or are in flight in all lanes
+    /// together. `runtime` runs the flights as tasks.
+    pub(crate) fn new(
+        store: F,
+        (lanes, servers): (u16, u16),
+        most: usize,
+        deadline: Duration,
+        runtime: Handle,
+    ) -> Self {
         let lanes = (0..lanes.max(1)).map(|_| Mutex::new(Lane::new())).collect();
-        Self(Arc::new(Lanes { store, lanes, deadline, permits: Permits::new(most), runtime }))
+        let servers = (0..servers.max(1)).map(|_| Mutex::new(ServerLoad::new())).collect();
+        let (permits, shed) = (Permits::new(most), AtomicU64::new(0));
+        Self(Arc::new(Lanes { store, lanes, servers, deadline, permits, shed, runtime }))
     }
 
     pub(crate) fn store(&self) -> &F {
@@ -127,26 +137,33 @@ impl<F: RemoteStore> Flights<F> {
         self.0.permits.taken()
     }
 
-    /// Returns the load of the store, with the call time of the slowest lane. The number of shed requests is 0,
-    /// because the checks count these.
+    /// Returns the load of the store, with the call times of the slowest server. The number of connections is 0.
     pub(crate) fn load(&self) -> StoreLoad {
-        let mut load = StoreLoad { waiting: self.len(), deadline: Some(self.0.deadline), ..StoreLoad::default() };
+        let mut load = StoreLoad {
+            waiting: self.len(),
+            deadline: Some(self.0.deadline),
+            shed: self.0.shed.load(Ordering::Relaxed),
+            ..StoreLoad::default()
+        };
         let now = Instant::now();
         for lane in &self.0.lanes {
-            let mut lane = lock(lane);
-            let oldest = lane.queue.oldest().map(|since| now.saturating_duration_since(since));
+            let oldest = lock(lane).queue.oldest().map(|since| now.saturating_duration_since(since));
             load.oldest_wait = load.oldest_wait.max(oldest.unwrap_or_default());
-            load.calls_in_flight += lane.flights;
-            load.call_time = load.call_time.max(lane.window.call());
-            load.quickest_call = load.quickest_call.max(lane.quickest.read(now));
+        }
+        for server in &self.0.servers {
+            let mut server = lock(server);
+            load.calls_in_flight += server.flights;
+            if let Some((call, quickest)) = server.call_times(now).filter(|(call, _)| load.call_time < Some(*call)) {
+                (load.call_time, load.quickest_call) = (Some(call), quickest);
+            }
         }
         load
     }
 
-    /// Returns whether a call of a lane was answered within the deadline in the last seconds, at most [`REMEMBERED`].
-    /// `None` if no call was answered.
+    /// Returns whether a call to a lane's server was answered within the deadline in the last seconds, at most
+    /// [`REMEMBERED`]. `None` if no call was answered.
     pub(crate) fn answers_in_time(&self, lane: u16) -> Option<Result<(), Unanswered>> {
-        let (deadline, quickest) = (self.0.deadline, self.0.lock(lane).quickest.read(Instant::now()));
+        let (deadline, quickest) = (self.0.deadline, self.0.lock(lane).1.quickest.read(Instant::now()));
         let is_late = |call: Duration| call >= deadline;
         quickest.map(|call| if is_late(call) { Err(Unanswered::TimedOut { deadline, quickest }) } else { Ok(()) })
     }
@@ -154,7 +171,7 @@ impl<F: RemoteStore> Flights<F> {
     /// Returns what `read` reads from the queue of the first lane.
     #[cfg(test)]
     pub(crate) fn in_queue<T>(&self, read: impl FnOnce(&F::Queue) -> T) -> T {
-        read(&self.0.lock(0).queue)
+        read(&self.0.lock(0).0.queue)
     }
 
     /// Sends a request at once, and waits for the answer, at most until [`GRACE`] after the deadline. `receiver` gets
@@ -171,11 +188,11 @@ impl<F: RemoteStore> Flights<F> {
         let until = Instant::now() + self.0.deadline;
         let queued = self.add(lane, request, until, || receiver(sender));
         async move {
-            let (queued, deadline) = (queued?, Deadline::at(until + GRACE));
+            let (queued, deadline) = (queued.map_err(|why| self.0.fails(why))?, Deadline::at(until + GRACE));
             match queued.flight.wait(answer, deadline).await {
                 Some(Ok(answer)) => Ok(answer),
                 Some(Err(_)) => Err(Unanswered::RuntimeEnded.into()),
-                None => Err(self.0.timed_out(lane, &queued, deadline).into()),
+                None => Err(self.0.fails(self.0.timed_out(lane, &queued, deadline))),
             }
         }
     }
@@ -204,18 +221,33 @@ impl<F: RemoteStore> Flights<F> {
         request: F::Request,
         then: impl FnOnce(Result<F::Answer, F::Error>) + Send + 'static,
     ) -> Result<(), F::Error> {
-        let permit = self.0.permits.correction()?;
+        let permit = self.0.permits.correction().map_err(|why| self.0.fails(why))?;
         let receiver = Box::new(AnswerFn::new(then));
         let waiting = QueuedRequest { request, receiver, number: 0, since: Instant::now(), until: None, permit };
-        self.0.push(lane, waiting, Driver::Task)?;
+        self.0.push(lane, waiting, Driver::Task).map_err(|why| self.0.fails(why))?;
         Ok(())
     }
 }
 
 impl<F: RemoteStore> Lanes<F> {
-    fn lock(&self, number: u16) -> MutexGuard<'_, Lane<F>> {
-        let index = usize::from(number) % self.lanes.len();
-        lock(&self.lanes[index])
+    /// Locks a lane and the load of its server.
+    fn lock(&self, number: u16) -> (MutexGuard<'_, Lane<F>>, MutexGuard<'_, ServerLoad>) {
+        // Before the lane is locked, because the store may have a lock of its own.
+        let at = if self.servers.len() == 1 { 0 } else { usize::from(self.store.server_of(number)) };
+        let mut lane = lock(&self.lanes[usize::from(number) % self.lanes.len()]);
+        if lane.flights == 0 && lane.queue.ready() == 0 {
+            lane.server = at % self.servers.len();
+        }
+        let server = lock(&self.servers[lane.server]);
+        (lane, server)
+    }
+
+    /// Returns the error of a request that fails for this reason. Counts an overload.
+    fn fails(&self, why: Unanswered) -> F::Error {
+        if why.is_overload() {
+            self.shed.fetch_add(1, Ordering::Relaxed);
+        }
+        why.into()
     }
 
     /// Adds a request, and begins a flight if the lane may begin one.
@@ -229,33 +261,33 @@ impl<F: RemoteStore> Lanes<F> {
         driver: Driver,
     ) -> Result<Queued, Unanswered> {
         let most = self.store.limits();
-        let mut lane = self.lock(number);
+        let (mut lane, mut server) = self.lock(number);
         if waiting.until.is_some() {
-            if let Some(why) = lane.refuses(waiting.since, self.deadline, most) {
-                drop(lane);
-                return Err(why); // without the lock: the receiver may be the application's code
+            if let Some(why) = server.refuses(lane.queue.before_a_check(), waiting.since, self.deadline, most) {
+                drop((lane, server));
+                return Err(why); // without the locks: the receiver may be the application's code
             }
         }
-        let mut queued = Queued { number: lane.came, answered: lane.answered, flight: FlightHandle::by_task() };
+        let mut queued = Queued { number: lane.came, answered: server.answered, flight: FlightHandle::by_task() };
         waiting.number = lane.came;
         lane.came += 1;
         lane.queue.push(waiting);
-        if !lane.begins_flight(most) {
+        if !lane.begins_flight(number, &mut server, most) {
             // It waits for these flights.
-            let flights = std::mem::take(&mut lane.caller_flights);
-            drop(lane);
-            flights.iter().for_each(|(_, flight)| flight.make_task());
+            let flights = server.take_caller_flights();
+            drop((lane, server));
+            flights.iter().for_each(|(_, _, flight)| flight.make_task());
             return Ok(queued);
         }
         match driver {
-            Driver::Caller if lane.is_quiet() => {
+            Driver::Caller if lane.is_quiet() && server.listed.is_empty() => {
                 let flight =
                     CallerFlight::new(run_flight(self.flight(number, Some(queued.number))), self.runtime.clone());
-                lane.caller_flights.push((queued.number, Arc::clone(&flight)));
+                server.add_caller_flight(number, queued.number, Arc::clone(&flight));
                 queued.flight = FlightHandle::by_caller(flight);
             }
             _ => {
-                drop(lane);
+                drop((lane, server));
                 self.begin(number);
             }
         }
@@ -268,6 +300,30 @@ impl<F: RemoteStore> Lanes<F> {
         self.runtime.spawn(run_flight(self.flight(number, None)));
     }
 
+    /// Begins flights of the lanes that are listed at a server, as long as its window has room.
+    fn begin_listed(self: &Arc<Self>, server: usize) {
+        let most = self.store.limits();
+        let listed = lock(&self.servers[server]).listed.len();
+        // Each lane once: a lane that may not begin is listed again.
+        for _ in 0..listed {
+            let number = {
+                let mut server = lock(&self.servers[server]);
+                if !server.has_room_for_lane(0) {
+                    return;
+                }
+                server.listed.pop_front()
+            };
+            let Some(number) = number else { return };
+            let (mut lane, mut server) = self.lock(number);
+            lane.is_listed = false;
+            let begins = lane.begins_flight(number, &mut server, most);
+            drop((lane, server));
+            if begins {
+                self.begin(number);
+            }
+        }
+    }
+
     fn flight(self: &Arc<Self>, number: u16, begun_by: Option<u64>) -> Flight<F> {
         Flight { lanes: Arc::clone(self), number, begun_by, state: FlightState::Starting }
     }
@@ -277,15 +333,18 @@ impl<F: RemoteStore> Lanes<F> {
     fn next_batch(self: &Arc<Self>, flight: &mut Flight<F>) -> Option<NextBatch<F>> {
         let now = Instant::now();
         let most = self.store.limits();
-        let mut lane = self.lock(flight.number);
+        let (mut lane, mut server) = self.lock(flight.number);
         lane.is_starting = false;
-        let is_idle = lane.flights == 1;
-        let phase = lane.clock.map(|clock| clock.phase(now, self.deadline));
-        let store_time = lane.clock.map(|clock| clock.at_arrival(now));
-        lane.window.enter(phase, self.deadline);
-        let mut batch = Batch::new(now, lane.window.needed(self.deadline), is_idle);
+        server.starting -= 1;
+        flight.state = FlightState::TakesRequests;
+        let is_idle = server.flights == 1;
+        let phase = server.clock.map(|clock| clock.phase(now, self.deadline));
+        let store_time = server.clock.map(|clock| clock.at_arrival(now));
+        server.window.enter(phase, self.deadline);
+        let mut batch = Batch::new(now, server.window.needed(self.deadline), is_idle);
         let room = match most.calls {
-            Calls::Pipelined => lane.window.room(lane.units, most.units as u64) as usize, // no more than `most.units`
+            // No more than `most.units`.
+            Calls::Pipelined => server.window.room(server.units + server.starting, most.units as u64) as usize,
             Calls::Separate(_) => most.units.max(1),
         };
         let waiting = lane.queue.before_a_check();
@@ -294,26 +353,25 @@ impl<F: RemoteStore> Lanes<F> {
         if let Some((held, units)) = taken {
             let units = most.counted(units);
             lane.units += units;
-            let sent = Sent { units, in_flight: lane.units, flights: lane.flights, phase };
+            server.units += units;
+            let sent = Sent { units, in_flight: server.units, flights: server.flights, phase };
             flight.state = FlightState::InFlight { held, sent, at: now };
         }
         if lane.queue.ready() > 0 && room < most.units.max(1) {
-            lane.window.record_limit();
+            server.window.record_limit();
         }
-        let why = (!batch.late.is_empty()).then(|| lane.shed(now, self.deadline, most, waiting));
-        let begins = lane.begins_flight(most);
-        drop(lane);
+        let why = (!batch.late.is_empty()).then(|| server.reason(waiting, now, self.deadline, most));
+        let begins = lane.begins_flight(flight.number, &mut server, most);
+        drop((lane, server));
         if begins {
             self.begin(flight.number);
         }
         let Batch { callers, until, has_corrections, gone, known, late, .. } = batch;
         drop(gone);
-        for (waiting, answer) in known {
-            hand_over(waiting.receiver, Ok(answer));
-        }
+        known.into_iter().for_each(|(waiting, answer)| waiting.answer(Ok(answer)));
         if let Some(why) = why {
             self.store.record_unsent(&why.into());
-            late.into_iter().for_each(|waiting| hand_over(waiting.receiver, Err(why.into())));
+            late.into_iter().for_each(|waiting| waiting.answer(Err(self.fails(why))));
         }
         let from_now = has_corrections.then(|| now + self.deadline);
         let until = until.max(from_now)?;
@@ -328,11 +386,11 @@ impl<F: RemoteStore> Lanes<F> {
         if until.is_late() {
             return Unanswered::TooBusy(deadline);
         }
-        let mut lane = self.lock(number);
-        if lane.answered == queued.answered || !lane.queue.has(queued.number) {
-            return Unanswered::TimedOut { deadline, quickest: lane.quickest.read(Instant::now()) };
+        let (lane, mut server) = self.lock(number);
+        if server.answered == queued.answered || !lane.queue.has(queued.number) {
+            return Unanswered::TimedOut { deadline, quickest: server.quickest.read(Instant::now()) };
         }
-        lane.too_far(Instant::now(), deadline).unwrap_or(Unanswered::NotSent(deadline))
+        server.too_far(Instant::now(), deadline).unwrap_or(Unanswered::NotSent(deadline))
     }
 }
 
@@ -340,111 +398,76 @@ impl<F: RemoteStore> Lane<F> {
     fn new() -> Self {
         Self {
             queue: F::Queue::default(),
-            window: LoadWindow::new(),
-            quickest: QuickestCall::default(),
-            clock: None,
+            server: 0,
             flights: 0,
             units: 0,
-            next_paced: None,
+            counted: 0,
+            is_listed: false,
             is_starting: false,
             came: 0,
-            answered: 0,
             last_batch_size: 0,
-            caller_flights: Vec::new(),
         }
     }
 
-    /// Returns the reason if a check that comes now is not sent, because the waiting requests would make its answer
-    /// too late, or because it is ahead of the pace.
-    fn refuses(&mut self, now: Instant, deadline: Duration, most: CallLimits) -> Option<Unanswered> {
-        if self.flights == 0 {
-            return None; // an idle lane always sends
-        }
-        let waiting = self.queue.before_a_check();
-        let call = self.window.call().unwrap_or_default();
-        let wait = call.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX)) / self.carries(most);
-        let fits = !self.window.is_paced() || self.fits_pace(now, deadline);
-        if fits && wait.saturating_add(self.window.needed(deadline)) <= deadline {
-            return None;
-        }
-        self.window.record_limit();
-        Some(self.shed(now, deadline, most, waiting))
-    }
-
-    /// Returns whether a request fits the pace: requests are sent evenly, as many as the window has in the time of a
-    /// deadline, and none is ahead of its time by more than an eighth of that. Counts the request if it fits.
-    ///
-    /// The pace does not follow the time of a call. That time is known too late, and requests that wait for each other
-    /// would be sent ever more slowly without being fewer.
-    fn fits_pace(&mut self, now: Instant, deadline: Duration) -> bool {
-        let next = self.next_paced.map_or(now, |next| next.max(now));
-        if next.saturating_duration_since(now) > deadline / 8 {
-            return false;
-        }
-        let units = u32::try_from(self.window.units()).unwrap_or(u32::MAX).max(1);
-        self.next_paced = Some(next + deadline / units);
-        true
-    }
-
-    /// Returns the reason why checks are not sent.
-    fn shed(&mut self, now: Instant, deadline: Duration, most: CallLimits, waiting: usize) -> Unanswered {
-        let call = self.window.call().unwrap_or_default();
-        let shed = Unanswered::Shed(Shed { waiting, carries: self.carries(most), call, deadline });
-        self.too_far(now, deadline).unwrap_or(shed)
-    }
-
-    /// Returns the reason why checks are not sent if even a lone call takes longer than the deadline.
-    fn too_far(&mut self, now: Instant, deadline: Duration) -> Option<Unanswered> {
-        let call = self.window.alone().filter(|alone| *alone >= deadline)?;
-        Some(Unanswered::TooFar { call, deadline, quickest: self.quickest.read(now) })
-    }
-
-    /// Returns how many units can be in flight, at least one.
-    fn carries(&self, most: CallLimits) -> u32 {
-        let (window, units) = (self.window.units(), most.units as u64);
-        let carries = match most.calls {
-            Calls::Pipelined => window.min(self.calls(most) * units),
-            Calls::Separate(_) => window.min(self.calls(most)).saturating_mul(units),
-        };
-        u32::try_from(carries).unwrap_or(u32::MAX).max(1)
-    }
-
-    /// Returns the maximum number of calls at a time.
-    fn calls(&self, most: CallLimits) -> u64 {
-        match most.calls {
-            Calls::Pipelined => self.window.calls(),
-            Calls::Separate(calls) => calls.max(1) as u64,
-        }
-    }
-
-    /// Returns whether the caller has to begin a flight. If so, counts the flight.
-    fn begins_flight(&mut self, most: CallLimits) -> bool {
-        let begins = !self.is_starting && self.may_begin(most);
+    /// Returns whether the caller has to begin a flight. If so, counts the flight. If not, and the lane has no flight
+    /// that would take the waiting requests, lists the lane. `number` is the lane's.
+    fn begins_flight(&mut self, number: u16, server: &mut ServerLoad, most: CallLimits) -> bool {
+        let begins = !self.is_starting && self.may_begin(server, most);
         if begins {
             self.flights += 1;
             self.is_starting = true;
+            server.flights += 1;
+            server.starting += 1;
         }
+        self.list(number, server);
         begins
     }
 
-    fn may_begin(&mut self, most: CallLimits) -> bool {
-        let (waiting, flights) = (self.queue.ready() as u64, self.flights as u64);
-        if waiting == 0 || flights == 0 {
-            return waiting > 0;
+    /// Lists the lane if its requests wait and it has no flight. Counts its waiting requests in the server's load.
+    fn list(&mut self, number: u16, server: &mut ServerLoad) {
+        if self.flights == 0 && self.queue.ready() > 0 && !self.is_listed {
+            self.is_listed = true;
+            server.listed.push_back(number);
         }
-        let calls = self.calls(most);
+        self.count_waiting(server);
+    }
+
+    fn count_waiting(&mut self, server: &mut ServerLoad) {
+        let waiting = self.queue.before_a_check();
+        server.waiting = server.waiting - self.counted + waiting;
+        self.counted = waiting;
+    }
+
+    /// Takes out all requests.
+    fn take_all(&mut self, server: &mut ServerLoad) -> Vec<QueuedRequest<F>> {
+        let all = self.queue.take_all();
+        self.count_waiting(server);
+        all
+    }
+
+    fn may_begin(&mut self, server: &mut ServerLoad, most: CallLimits) -> bool {
+        let (waiting, flights) = (self.queue.ready() as u64, self.flights as u64);
+        if waiting == 0 {
+            return false;
+        }
+        // Corrections leave room for a check, which would have to wait for the end of a flight otherwise.
+        let left = u64::from(self.queue.oldest().is_none());
+        if flights == 0 {
+            let has_room = server.has_room_for_lane(left);
+            if !has_room {
+                server.window.record_limit();
+            }
+            return has_room;
+        }
+        let calls = server.calls(most);
         if flights >= calls {
             return false;
         }
-        let has_room = match most.calls {
-            Calls::Pipelined => self.window.has_room(self.units, waiting, most.units as u64),
-            Calls::Separate(_) => self.window.has_room(self.units, 1, 1),
-        };
-        if !has_room {
-            self.window.record_limit();
+        if !server.has_room(waiting, left, most) {
+            server.window.record_limit();
             return false;
         }
-        if self.window.is_paced() {
+        if server.window.is_paced() {
             // Each flight carries at least a sixteenth of the requests in flight. So a request is sent soon after it
             // came, and the allowed flights are not used up before the store's turn ends.
             return waiting >= self.units / 16;
@@ -474,20 +497,14 @@ impl<F: RemoteStore> Lane<F> {
         self.flights == 1 && self.last_batch_size <= 1
     }
 
-    /// Removes a flight from the count. After the lane's last flight, this frees memory that only a burst needed,
+    /// Removes a flight from the counts. After the lane's last flight, this frees memory that only a burst needed,
     /// because a cluster has thousands of lanes.
-    fn end(&mut self, begun_by: Option<u64>) -> Option<Arc<CallerFlight>> {
+    fn end_flight(&mut self, server: &mut ServerLoad) {
         self.flights -= 1;
+        server.flights -= 1;
         if self.flights == 0 {
             self.queue.shrink();
         }
-        begun_by.and_then(|number| self.take_caller_flight(number))
-    }
-
-    /// Removes and returns the flight that request `number` began and that its caller drives.
-    fn take_caller_flight(&mut self, number: u64) -> Option<Arc<CallerFlight>> {
-        let at = self.caller_flights.iter().position(|(other, _)| *other == number)?;
-        Some(self.caller_flights.swap_remove(at).1)
     }
 }
 
@@ -512,6 +529,8 @@ struct Flight<F: RemoteStore> {
 enum FlightState<F: RemoteStore> {
     /// The flight has taken no request yet.
     Starting,
+    /// The flight takes requests, or has found none.
+    TakesRequests,
     InFlight {
         held: <F::Queue as LaneQueue<F>>::Held,
         sent: Sent,
@@ -527,36 +546,45 @@ impl<F: RemoteStore> Flight<F> {
         let now = Instant::now();
         let (mut gone, mut resting) = (Vec::new(), None);
         let most = self.lanes.store.limits();
-        let mut lane = self.lanes.lock(self.number);
+        let (mut lane, mut server) = self.lanes.lock(self.number);
         if let FlightState::InFlight { held, sent, at } = std::mem::replace(&mut self.state, FlightState::Ended) {
             lane.units -= sent.units;
+            server.units -= sent.units;
             let deadline = self.lanes.deadline;
             match result {
                 CallResult::Answered { clock, .. } => {
-                    lane.clock = clock.map(|stated| StoreClock::new(stated, at, now)).or(lane.clock);
+                    server.answered += 1;
+                    server.clock = clock.map(|stated| StoreClock::new(stated, at, now)).or(server.clock);
                     let took = now.saturating_duration_since(at);
-                    lane.quickest.record(took, now);
-                    let quickest = lane.quickest.read(now).unwrap_or(took);
-                    lane.window.record_quickest(quickest);
-                    lane.window.record(took, sent, deadline);
+                    server.quickest.record(took, now);
+                    let quickest = server.quickest.read(now).unwrap_or(took);
+                    server.window.record_quickest(quickest);
+                    server.window.record(took, sent, deadline);
                 }
-                CallResult::Failed if now >= until => lane.window.record_silence(sent, deadline),
+                CallResult::Failed if now >= until => server.window.record_silence(sent, deadline),
                 CallResult::Failed => {
-                    lane.window.record_failure(now.saturating_duration_since(at), sent, deadline);
+                    server.window.record_failure(now.saturating_duration_since(at), sent, deadline);
                 }
             }
             match result {
                 CallResult::Answered { rest, .. } if !rest.is_zero() => resting = Some((held, rest)),
                 _ => lane.queue.release(held, &mut gone),
             }
-            if matches!(result, CallResult::Answered { .. }) {
-                lane.answered += 1;
-            }
         }
-        let flight = lane.end(self.begun_by.take());
-        let goes_on = lane.begins_flight(most);
-        drop(lane);
+        lane.end_flight(&mut server);
+        let flight = self.begun_by.take().and_then(|request| server.take_caller_flight(self.number, request));
+        // If other lanes are listed, this lane waits behind them.
+        let others = !server.listed.is_empty();
+        let goes_on = !others && lane.begins_flight(self.number, &mut server, most);
+        let listed_at = others.then(|| {
+            lane.list(self.number, &mut server);
+            lane.server
+        });
+        drop((lane, server));
         drop(gone);
+        if let Some(server) = listed_at {
+            self.lanes.begin_listed(server);
+        }
         if let Some((held, rest)) = resting {
             let resting = Resting { lanes: Arc::clone(&self.lanes), number: self.number, held: Some(held) };
             self.lanes.runtime.spawn(async move {
@@ -582,23 +610,39 @@ impl<F: RemoteStore> Drop for Flight<F> {
         if matches!(state, FlightState::Ended) {
             return;
         }
-        let (mut gone, mut left) = (Vec::new(), Vec::new());
+        let (mut gone, mut left, mut listed) = (Vec::new(), Vec::new(), VecDeque::new());
         {
-            let mut lane = self.lanes.lock(self.number);
-            lane.end(self.begun_by);
+            let (mut lane, mut server) = self.lanes.lock(self.number);
+            lane.end_flight(&mut server);
+            self.begun_by.map(|request| server.take_caller_flight(self.number, request));
             match state {
                 FlightState::InFlight { held, sent, .. } => {
                     lane.units -= sent.units;
+                    server.units -= sent.units;
                     lane.queue.release(held, &mut gone);
                 }
-                FlightState::Starting | FlightState::Ended => lane.is_starting = false,
+                FlightState::Starting => {
+                    lane.is_starting = false;
+                    server.starting -= 1;
+                }
+                FlightState::TakesRequests | FlightState::Ended => {}
             }
             if lane.flights == 0 {
-                left = lane.queue.take_all();
+                left = lane.take_all(&mut server);
+            }
+            if server.flights == 0 {
+                listed = std::mem::take(&mut server.listed);
+            }
+        }
+        for number in listed {
+            let (mut lane, mut server) = self.lanes.lock(number);
+            lane.is_listed = false;
+            if lane.flights == 0 {
+                left.extend(lane.take_all(&mut server));
             }
         }
         drop(gone);
-        left.into_iter().for_each(|waiting| hand_over(waiting.receiver, Err(Unanswered::RuntimeEnded.into())));
+        left.into_iter().for_each(|waiting| waiting.answer(Err(Unanswered::RuntimeEnded.into())));
     }
 }
 
@@ -614,10 +658,10 @@ impl<F: RemoteStore> Drop for Resting<F> {
         let Some(held) = self.held.take() else { return };
         let mut gone = Vec::new();
         let most = self.lanes.store.limits();
-        let mut lane = self.lanes.lock(self.number);
+        let (mut lane, mut server) = self.lanes.lock(self.number);
         lane.queue.release(held, &mut gone);
-        let begins = lane.begins_flight(most);
-        drop(lane);
+        let begins = lane.begins_flight(self.number, &mut server, most);
+        drop((lane, server));
         drop(gone); // a receiver that is dropped may send a refund
         if begins {
             self.lanes.begin(self.number);

@@ -10,18 +10,20 @@ use super::batch::{Batch, LaneQueue, QueuedRequest, RemoteStore};
 pub(crate) struct Queue<F: RemoteStore> {
     checks: VecDeque<QueuedRequest<F>>,
     corrections: VecDeque<QueuedRequest<F>>,
+    /// The number of checks that were taken since the last correction.
+    checks_since: usize,
 }
 
 /// The maximum number of requests of each kind for which a queue without flights keeps memory.
 pub(super) const SPARE: usize = 16;
 
-/// If there are enough checks to fill a flight, corrections get at most 1/`SHARE` of its room, but room for at
-/// least one correction.
+/// If there are enough checks to fill a flight, corrections get at most 1/`SHARE` of its room. A flight with less room
+/// has one correction if `SHARE - 1` checks were sent since the last one.
 const SHARE: usize = 4;
 
 impl<F: RemoteStore> Default for Queue<F> {
     fn default() -> Self {
-        Self { checks: VecDeque::new(), corrections: VecDeque::new() }
+        Self { checks: VecDeque::new(), corrections: VecDeque::new(), checks_since: SHARE }
     }
 }
 
@@ -54,7 +56,8 @@ impl<F: RemoteStore<Queue = Self>> LaneQueue<F> for Queue<F> {
 
     fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<((), usize)> {
         batch.callers.reserve_exact(room.min(self.ready()));
-        let mut share = room.saturating_sub(self.checks.len()).max(room / SHARE).max(1);
+        let least = usize::from(self.checks_since >= SHARE - 1);
+        let mut share = room.saturating_sub(self.checks.len()).max(room / SHARE).max(least);
         while batch.callers.len() < room {
             let corrects = match (self.checks.front(), self.corrections.front()) {
                 (Some(check), Some(correction)) => share > 0 && correction.number < check.number,
@@ -64,7 +67,11 @@ impl<F: RemoteStore<Queue = Self>> LaneQueue<F> for Queue<F> {
             };
             let next = if corrects { &mut self.corrections } else { &mut self.checks };
             let Some(next) = next.pop_front() else { break };
-            share = share.saturating_sub(usize::from(corrects));
+            if corrects {
+                (share, self.checks_since) = (share.saturating_sub(1), 0);
+            } else {
+                self.checks_since = self.checks_since.saturating_add(1);
+            }
             batch.add(next, self.checks.is_empty());
         }
         let units = batch.callers.len();

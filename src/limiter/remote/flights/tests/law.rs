@@ -49,9 +49,11 @@ struct Way {
     changes: Duration,
     /// If set, such a turn reads no more requests of a connection, as Redis reads 16 KiB.
     reads: u64,
-    /// The time from which on there are turns, or from which on a trip takes `later_trip`, if that is set.
+    /// The time from which on there are turns, or from which on a trip takes `later_trip` and each byte of a call
+    /// `later_byte`, if these are set.
     later: Duration,
     later_trip: Duration,
+    later_byte: Duration,
 }
 
 impl Way {
@@ -120,7 +122,10 @@ impl RemoteStore for Server {
     type Queue = Queue<Self>;
 
     async fn send_batch(&self, callers: Vec<Caller<Self>>, _until: Instant, _: Option<Timestamp>) -> CallResult {
-        let Way { each, call, .. } = self.0.way;
+        let Way { mut each, mut call, later, later_byte, .. } = self.0.way;
+        if !later_byte.is_zero() && self.0.began.elapsed() >= later {
+            (each, call) = (66 * later_byte, 194 * later_byte);
+        }
         let trip = self.0.way.trip_at(self.0.began.elapsed());
         let mut at = Instant::now() + trip / 2;
         if let Some((_, end)) = self.0.stall.lock().unwrap().filter(|(begin, end)| (*begin..*end).contains(&at)) {
@@ -180,12 +185,17 @@ impl Server {
     }
 
     fn limiter(&self) -> Arc<Flights<Self>> {
-        Arc::new(Flights::new(self.clone(), 1, 8_192, DEADLINE, Handle::current()))
+        self.limiter_of_lanes(1)
+    }
+
+    fn limiter_of_lanes(&self, lanes: u16) -> Arc<Flights<Self>> {
+        Arc::new(Flights::new(self.clone(), (lanes, 1), 8_192, DEADLINE, Handle::current()))
     }
 }
 
-/// Offers a number of checks a second for some time, whatever becomes of them.
+/// Offers a number of checks a second for some time, whatever becomes of them. Lanes get checks in turn.
 async fn offer(flights: &Arc<Flights<Server>>, rate: u64, time: Duration) -> Ends {
+    let lanes = flights.0.lanes.len() as u64;
     let (began, mut tasks) = (Instant::now(), Vec::new());
     for number in 0..rate * time.as_millis() as u64 / 1_000 {
         tokio::time::sleep_until(began + Duration::from_micros(number * 1_000_000 / rate)).await;
@@ -193,7 +203,8 @@ async fn offer(flights: &Arc<Flights<Server>>, rate: u64, time: Duration) -> End
         tasks.push(tokio::spawn(async move {
             let came = Instant::now();
             let weak = Arc::downgrade(&flights);
-            let answer = flights.ask(0, true, |sender| TestCaller(sender, weak)).await;
+            let lane = (number % lanes) as u16;
+            let answer = flights.ask(lane, true, |sender| TestCaller(sender, weak)).await;
             let took = came.elapsed();
             let end = match answer.and_then(|answer| answer) {
                 Ok(()) if took <= DEADLINE => None,
@@ -253,6 +264,30 @@ async fn store_that_is_the_limit_decides_what_it_can() {
                 (server.0.work.load(Ordering::Relaxed), ends.iter().filter(|end| end.2.is_none()).count());
             assert!(work * 10 <= done as u64 * 13, "{work} requests for {done} decided");
         }
+    }
+}
+
+/// Each slot of a cluster's server is a lane. Nearly each check is then a call of its own.
+#[tokio::test(start_paused = true)]
+async fn slots_of_a_server_share_what_it_can_decide() {
+    for (lanes, trip) in [(16, 2), (5_461, 2), (5_461, 100)] {
+        for rate in [300, 400, 1_000, 2_000] {
+            let server = Server::new(Way { trip: trip * MS, each: 3 * MS, ..Way::default() });
+            let ends = offer(&server.limiter_of_lanes(lanes), rate, 20 * SECOND).await;
+            let (decided, possible) = (decided(&ends, 5 * SECOND, 15 * SECOND), rate.min(333));
+            assert!(decided * 10 >= possible * 9, "{lanes} lanes, {trip} ms, {rate} offered, {decided} decided");
+        }
+    }
+}
+
+/// The slots of a far server have as many calls as checks come.
+#[tokio::test(start_paused = true)]
+async fn slots_of_a_far_server_decide_all_that_is_offered() {
+    for rate in [50, 1_200, 3_000] {
+        let server = Server::new(Way { trip: 200 * MS, each: Duration::from_micros(30), ..Way::default() });
+        let ends = offer(&server.limiter_of_lanes(5_461), rate, 8 * SECOND).await;
+        let decided = decided(&ends, 3 * SECOND, 5 * SECOND);
+        assert!(decided * 100 >= rate * 97, "{rate} offered, {decided} decided");
     }
 }
 
@@ -435,6 +470,31 @@ async fn way_that_lets_few_bytes_pass_carries_large_calls() {
     }
 }
 
+/// A far store whose way becomes narrow: by then no lone call has been measured there.
+#[tokio::test(start_paused = true)]
+async fn way_that_becomes_narrow_carries_large_calls() {
+    for trip in [100, 250] {
+        let (later, later_byte) = (4 * SECOND, Duration::from_micros(100));
+        let each = Duration::from_micros(30);
+        let way = Way { trip: trip * MS, each, later, later_trip: MS, later_byte, ..Way::default() };
+        let limiter = Server::new(way).limiter();
+        let sends = tokio::spawn({
+            let limiter = Arc::clone(&limiter);
+            async move {
+                loop {
+                    let _ = limiter.send(0, false, |_| ());
+                    tokio::time::sleep(100 * MS).await;
+                }
+            }
+        });
+        let ends = offer(&limiter, 300, 60 * SECOND).await;
+        sends.abort();
+        let decided = [10, 20, 30, 40, 50].map(|from| decided(&ends, from * SECOND, 10 * SECOND));
+        println!("{trip} ms, {decided:?} decided");
+        assert!(decided.iter().all(|decided| *decided >= 60), "{trip} ms, {decided:?} decided");
+    }
+}
+
 /// The limiters ask a server for three times the 333 checks a second that it can decide, and each limiter has only a
 /// few checks in flight.
 #[tokio::test(start_paused = true)]
@@ -490,6 +550,27 @@ async fn corrections_do_not_crowd_out_checks() {
         (decided(&ends, 5 * SECOND, 10 * SECOND), server.0.corrections.load(Ordering::Relaxed));
     assert!(decided >= 180, "{decided} decided");
     assert!(corrections >= 1_000, "{corrections} corrections");
+}
+
+/// Twenty limiters share a server, so each has only a few requests in flight. One of them gets 500 refunds at once, as
+/// many as follow from a service that fails.
+#[tokio::test(start_paused = true)]
+async fn corrections_do_not_crowd_out_checks_of_a_small_window() {
+    let server = Server::new(Way { trip: MS, each: 3 * MS, ..Way::default() });
+    let limiters: Vec<_> = (0..20).map(|_| server.limiter()).collect();
+    let one = Arc::clone(&limiters[0]);
+    tokio::spawn(async move {
+        tokio::time::sleep(30 * SECOND).await;
+        for _ in 0..500 {
+            let _ = one.send(0, false, |_| ());
+        }
+    });
+    let offers = limiters.iter().map(|limiter| offer(limiter, 50, 60 * SECOND));
+    let ends = futures_util::future::join_all(offers).await;
+    let (before, after) = (decided(&ends[0], 20 * SECOND, 10 * SECOND), decided(&ends[0], 30 * SECOND, 30 * SECOND));
+    println!("{before} decided before, {after} after");
+    assert!(after * 2 >= before, "{before} decided before, {after} after");
+    assert!(server.0.corrections.load(Ordering::Relaxed) >= 100);
 }
 
 #[tokio::test(start_paused = true)]

@@ -62,6 +62,10 @@ impl RemoteStore for Held {
         if fails { CallResult::Failed } else { ANSWERED }
     }
 
+    fn server_of(&self, lane: u16) -> u16 {
+        u16::from(lane > 0 && lane % 1_000 == 1)
+    }
+
     fn limits(&self) -> CallLimits {
         MOST
     }
@@ -71,7 +75,7 @@ impl RemoteStore for Held {
 
 fn queue(most: usize, lets: usize) -> (Held, Arc<Flights<Held>>) {
     let held = Held { carried: Arc::default(), lets: Arc::new(Semaphore::new(lets)), fails: Arc::default() };
-    (held.clone(), Arc::new(Flights::new(held, 1, most, DEADLINE, Handle::current())))
+    (held.clone(), Arc::new(Flights::new(held, (1, 1), most, DEADLINE, Handle::current())))
 }
 
 impl Flights<Held> {
@@ -313,7 +317,7 @@ async fn panic_in_a_lone_flight_fails_its_check_only() {
 
         fn record_unsent(&self, _error: &Failure) {}
     }
-    let queue = Flights::new(Panics, 1, 10, DEADLINE, Handle::current());
+    let queue = Flights::new(Panics, (1, 1), 10, DEADLINE, Handle::current());
     for _ in 0..3 {
         let answer = queue.ask(0, (), |sender: oneshot::Sender<Result<(), Failure>>| sender).await;
         assert_eq!(why(answer), Some(Unanswered::RuntimeEnded));
@@ -487,7 +491,7 @@ async fn failure_reaches_all_of_its_call_and_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn small_batch_takes_a_correction_that_came_first() {
+async fn small_batches_take_one_correction_for_three_checks() {
     let (_held, queue) = queue(1_000, 0);
     let mut tasks = Vec::new();
     for ask in 0..4 {
@@ -499,25 +503,63 @@ async fn small_batch_takes_a_correction_that_came_first() {
     for ask in 4..20 {
         tasks.push(start(&queue, ask).await);
     }
-    for carried in [[100, 4], [101, 5]] {
+    for carried in [[100, 4], [5, 6], [101, 7], [8, 9]] {
         let mut batch = Batch::new(Instant::now(), Duration::ZERO, false);
-        queue.0.lock(0).queue.take_batch(2, &mut batch);
+        queue.0.lock(0).0.queue.take_batch(2, &mut batch);
         assert_eq!(batch.callers.iter().map(|caller| caller.request).collect::<Vec<_>>(), carried);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_has_the_call_time_of_the_slowest_lane() {
+async fn load_has_the_call_times_of_the_slowest_server() {
     for times in [[10, 20], [20, 10]] {
         let (held, _) = queue(10, 0);
-        let flights = Flights::new(held, 2, 10, DEADLINE, Handle::current());
-        assert_eq!(flights.load().call_time, None);
-        for (lane, took) in times.into_iter().enumerate() {
+        let flights = Flights::new(held, (2, 2), 10, DEADLINE, Handle::current());
+        let times_of = |load: StoreLoad| (load.call_time, load.quickest_call);
+        assert_eq!(times_of(flights.load()), (None, None));
+        for (lane, took) in times.map(Duration::from_millis).into_iter().enumerate() {
             let sent = Sent { units: 1, in_flight: 1, flights: 1, phase: None };
-            flights.0.lock(lane as u16).window.record(Duration::from_millis(took), sent, DEADLINE);
+            let (_lane, mut server) = flights.0.lock(lane as u16);
+            server.window.record(took, sent, DEADLINE);
+            server.quickest.record(took, Instant::now());
         }
-        assert_eq!(flights.load().call_time, Some(Duration::from_millis(20)));
+        let slowest = Some(Duration::from_millis(20));
+        assert_eq!(times_of(flights.load()), (slowest, slowest));
+        tokio::time::advance(REMEMBERED).await;
+        assert_eq!(times_of(flights.load()), (None, None), "no call was answered lately");
     }
+}
+
+/// Only the lanes 1 and 1,001 are of another server.
+#[tokio::test(start_paused = true)]
+async fn lanes_of_a_server_share_its_window() {
+    let (held, _) = queue(10, 0);
+    let flights = Arc::new(Flights::new(held.clone(), (2_000, 2), 10_000, DEADLINE, Handle::current()));
+    let ask = |lane| {
+        let flights = Arc::clone(&flights);
+        tokio::spawn(async move { flights.ask(lane, u32::from(lane), |sender| sender).await?.map(drop) })
+    };
+    let window = flights.0.lock(0).1.window.units();
+    let mut asked: Vec<_> = (2..700).map(ask).collect();
+    settle().await;
+    assert_eq!(held.carried().len() as u64, window);
+    for (lane, carried) in [(1, 1), (700, 1), (1_001, 2)] {
+        asked.push(ask(lane));
+        settle().await;
+        assert_eq!(held.carried().len() as u64, window + carried, "lane {lane}");
+    }
+    // Lanes that wait have their turns in order, and a lane that comes then is behind them.
+    held.lets.add_permits(3);
+    settle().await;
+    let next = window as u32 + 2;
+    assert_eq!(held.carried()[window as usize + 2..][..3], [[next], [next + 1], [next + 2]]);
+    held.lets.add_permits(asked.len());
+    for check in asked {
+        assert_eq!(check.await.unwrap(), Ok(()));
+    }
+    let (lane, server) = flights.0.lock(0);
+    assert_eq!((server.flights, server.units, server.waiting, server.starting), (0, 0, 0, 0));
+    assert!(server.listed.is_empty() && lane.flights == 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -584,7 +626,7 @@ async fn ten_thousand_at_once_are_each_answered_once_and_their_own() {
     assert_eq!(carried.len(), before, "none was carried twice");
 }
 
-/// What the store's clock showed in an answer is known to the next calls of the lane, later by the time since.
+/// What the store's clock showed in an answer is known to the next calls to that server, later by the time since.
 #[tokio::test(start_paused = true)]
 async fn next_call_knows_the_time_of_the_store() {
     const TOLD: Timestamp = Timestamp::from_micros(1_900_000_000_000_000);
@@ -605,13 +647,17 @@ async fn next_call_knows_the_time_of_the_store() {
             CallResult::Answered { rest: Duration::ZERO, clock }
         }
 
+        fn server_of(&self, lane: u16) -> u16 {
+            lane
+        }
+
         fn limits(&self) -> CallLimits {
             MOST
         }
 
         fn record_unsent(&self, _error: &Failure) {}
     }
-    let flights = Flights::new(Tells::default(), 2, 10, DEADLINE, Handle::current());
+    let flights = Flights::new(Tells::default(), (2, 2), 10, DEADLINE, Handle::current());
     let ask = |lane| flights.ask(lane, (), |sender: oneshot::Sender<Result<(), Failure>>| sender);
     ask(0).await.unwrap().unwrap();
     for lane in [0, 0, 1] {
@@ -619,5 +665,5 @@ async fn next_call_knows_the_time_of_the_store() {
         ask(lane).await.unwrap().unwrap();
     }
     let later = |by: u32| Some(TOLD.saturating_add(by * DEADLINE));
-    assert_eq!(*flights.store().0.lock().unwrap(), [None, later(1), later(2), None], "each lane has its own");
+    assert_eq!(*flights.store().0.lock().unwrap(), [None, later(1), later(2), None], "each server has its own");
 }
