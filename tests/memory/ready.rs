@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tower_ratelimit::clock::{Clock, Timer, Timestamp, TokioClock, TokioTimer};
+use tower_ratelimit::clock::{Clock, ManualClock, Timer, Timestamp, TokioClock, TokioTimer};
 use tower_ratelimit::limiter::{
     BoxLimiter, Charge, ChargeDecision, Decision, FallbackLimiter, Limiter, LimiterHooks, NotReady, NotReadyKind,
     Ready, Refund, Reply, UnsupportedQuota,
@@ -294,10 +294,14 @@ fn callers_are_admitted_in_order_although_the_clock_steps() {
 /// A process may have several runtimes, and one of them ends with the tasks that wait.
 #[test]
 fn runtime_that_ends_leaves_the_line_to_another() {
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let runtime = |start_paused| {
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(start_paused).build().unwrap()
+    };
     let policy = policy(Quota::per_second(100).burst(1).unwrap());
-    let ready = Ready::new(MemoryLimiter::builder().max_keys(100).build().unwrap()).timer(TokioTimer::new());
-    let ends = runtime();
+    let limiter = MemoryLimiter::builder().max_keys(100).clock(TokioClock::new()).build().unwrap();
+    let ready = Ready::new(limiter).timer(TokioTimer::new());
+    // Its time stands still, so that only the first task is admitted, however long the others take to start.
+    let ends = runtime(true);
     ends.block_on(async {
         for _ in 0..20 {
             let (ready, policy) = (ready.clone(), policy.clone());
@@ -306,7 +310,7 @@ fn runtime_that_ends_leaves_the_line_to_another() {
         tokio::task::yield_now().await;
     });
     assert_eq!(ready.waiting(), 19);
-    let (other, others) = (runtime(), ready.clone());
+    let (other, others) = (runtime(false), ready.clone());
     let waiting = std::thread::spawn(move || {
         other.block_on(async {
             for _ in 0..3 {
@@ -405,7 +409,7 @@ async fn error_says_what_was_wrong() {
 
 #[test]
 fn caller_outside_of_a_runtime_is_told_that_it_cannot_wait() {
-    let ready = Ready::new(MemoryLimiter::new());
+    let ready = Ready::new(memory(&ManualClock::new())); // no unit comes back while the test runs
     let policies = [steady(), Policy::new("queue", Quota::leaky_queue(10, SECOND).unwrap().queue(9).unwrap()).unwrap()];
     let global = Key::global();
     for policy in policies {
