@@ -927,8 +927,11 @@ fn half_written_file_waits_while_its_writer_pauses() {
         // The whole machine may have paused instead.
         let was_short = began.elapsed() < Duration::from_millis(900);
         let is_whole = || layer.policies().len() == 2 && layer.policies()[0].quota().limit() == limit;
-        (0..6_000).take_while(|_| !is_whole()).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
-        assert!(is_whole(), "{:?}", rules.error());
+        // A version is reported after the layers have it.
+        let is_reported = || loaded(&events) as u64 == rules.version();
+        let is_done = || is_whole() && is_reported();
+        (0..6_000).take_while(|_| !is_done()).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
+        assert!(is_done(), "{:?} {:?}", rules.error(), events.0.lock().unwrap());
         if was_short {
             assert_eq!(loaded(&events), before + 1, "{:?}", events.0.lock().unwrap());
             return;
