@@ -126,7 +126,7 @@ async fn time_to_refuse(layer: RateLimitLayer, request: Request<Body>) -> Durati
     began.elapsed()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn refusal_of_every_kind_reads_the_upload() {
     let denying = AccessList::new();
     denying.set_key(Key::global(), Access::Deny);
@@ -152,7 +152,7 @@ async fn refusal_of_every_kind_reads_the_upload() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn grpc_web_refusal_reads_the_upload() {
     let (upload, seen) = Upload::new(100, 1_000);
     let mut request = post(upload);
@@ -161,7 +161,7 @@ async fn grpc_web_refusal_reads_the_upload() {
     assert_eq!(seen.bytes(), 100_000);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn large_upload_is_read_up_to_the_bound() {
     let (upload, seen) = Upload::new(u64::MAX, 15_000);
     let _ = time_to_refuse(refusing().discard_body(100_000, SECOND), post(upload)).await;
@@ -178,7 +178,7 @@ async fn upload_of_tiny_frames_is_not_read_for_long() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn other_tasks_run_while_an_upload_is_read() {
     let (upload, seen) = Upload::new(10_000, 64);
     let mut answer = std::pin::pin!(time_to_refuse(refusing(), post(upload)));
