@@ -1,5 +1,6 @@
 //! A Prometheus server for tests. It has a free port, and stops when it is dropped.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,8 @@ pub(crate) struct Prometheus {
     port: u16,
     directory: PathBuf,
     targets: usize,
+    /// The time at which queries are evaluated, in seconds. `None` is now.
+    at: Cell<Option<f64>>,
 }
 
 /// A sample of an answer: its labels, without the name of the metric, and its value.
@@ -61,7 +64,7 @@ impl Prometheus {
             .stderr(File::create(&log).unwrap())
             .spawn();
         let child = child.unwrap_or_else(|error| panic!("{}", missing(&program(), &error)));
-        let mut server = Self { child, port: 0, directory, targets: targets.len() };
+        let mut server = Self { child, port: 0, directory, targets: targets.len(), at: Cell::new(None) };
         eventually("Prometheus says its port", || {
             assert!(server.child.try_wait().unwrap().is_none(), "{}", std::fs::read_to_string(&log).unwrap());
             let log = std::fs::read_to_string(&log).unwrap();
@@ -80,19 +83,39 @@ impl Prometheus {
         server
     }
 
-    /// Waits until each target was scraped after now.
+    /// Waits until each target was scraped after now. Queries are evaluated at such a time from then on. So a later
+    /// scrape that fails, and ends all series of its target, changes no result.
     pub(crate) fn scrape(&self) {
-        let now = self.value("vector(time())");
+        self.at.set(None);
+        let now = || self.value("vector(time())");
+        let scraped =
+            |samples: &[Sample], after: f64| samples.iter().filter(|(_, at)| *at > after).count() == self.targets;
+        let began = now();
+        let mut at = began;
         eventually("every target is scraped", || {
-            let scraped = self.query("timestamp(up) and up == 1");
-            scraped.iter().filter(|(_, at)| *at > now).count() == self.targets
+            // A sample has the time at which its scrape began, and a target is scraped by one scrape after the other.
+            // So nothing is added any more to what a target had at a time before its last sample.
+            if !scraped(&self.query("timestamp(up)"), at) {
+                return false;
+            }
+            let is_scraped = scraped(&self.query_at("timestamp(up) and up == 1", Some(at)), began);
+            if !is_scraped {
+                at = now();
+            }
+            is_scraped
         });
+        self.at.set(Some(at));
     }
 
-    /// Evaluates a query now.
+    /// Evaluates a query at the time of the last [`scrape`](Self::scrape), or now if there was none.
     pub(crate) fn query(&self, query: &str) -> Vec<Sample> {
+        self.query_at(query, self.at.get())
+    }
+
+    fn query_at(&self, query: &str, at: Option<f64>) -> Vec<Sample> {
         let escaped: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        let answer = self.get(&format!("/api/v1/query?query={escaped}"));
+        let time = at.map_or_else(String::new, |at| format!("&time={at}"));
+        let answer = self.get(&format!("/api/v1/query?query={escaped}{time}"));
         let result = answer["data"]["result"].as_array().unwrap_or_else(|| panic!("{query}: {answer}"));
         let sample = |sample: &Value| {
             let labels = sample["metric"].as_object().unwrap().iter();
