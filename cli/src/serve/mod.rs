@@ -223,8 +223,9 @@ async fn follow(server: Arc<Server>, mut signals: Signals, phases: watch::Sender
             operators.reload();
         }
     }
-    server.log.info("drain", "the server is not ready any more, and ends when all requests are answered");
     let _ = phases.send(Phase::Draining);
+    // The line says what is so already: who reads it may ask at once.
+    server.log.info("drain", "the server is not ready any more, and ends when all requests are answered");
     tokio::select! {
         () = sleep(drain_delay) => {}
         () = signals.end() => {}
