@@ -7,15 +7,15 @@ use crate::http::{Answer, get, post_json, send};
 use crate::python;
 use crate::server::{Folder, Server, rules};
 
-const ENVOY: &str = "domain: shop\ndescriptors: [{key: path, rate_limit: {unit: day, requests_per_unit: 2}}]\n";
+const ENVOY: &str = "domain: shop\ndescriptors: [{key: path, rate_limit: {unit: year, requests_per_unit: 2}}]\n";
 
 const MODES: &str = "
 domain: shop
 descriptors:
-- {key: path, value: /search, rate_limit: {name: search, unit: day, requests_per_unit: 1}}
-- {key: watched, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
+- {key: path, value: /search, rate_limit: {name: search, unit: year, requests_per_unit: 1}}
+- {key: watched, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 1}}
 - {key: free, rate_limit: {unlimited: true}}
-- {key: other, rate_limit: {unit: day, requests_per_unit: 2, replaces: [{name: search}]}}
+- {key: other, rate_limit: {unit: year, requests_per_unit: 2, replaces: [{name: search}]}}
 ";
 
 /// Holds a value against a schema of the description.

@@ -301,7 +301,7 @@ descriptors:
     - key: path
       value: /search*
       share_threshold: true
-      descriptors: [{key: host, rate_limit: {unit: day, requests_per_unit: 2}}]
+      descriptors: [{key: host, rate_limit: {unit: year, requests_per_unit: 2}}]
 ";
     let setup = envoy(Server::start(rules, &[]));
     let address = setup.proxy.address;
