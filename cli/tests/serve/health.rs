@@ -37,7 +37,10 @@ fn python_client_watches_the_health_until_the_end() {
     let mut redis = redis_server::Server::start();
     let mut server = Server::start(&rules(), &["--redis", &redis.url(), "--deadline", "20s", "--drain-delay", "1h"]);
     wait_until_ready(&server);
-    let before = server.lines().len(); // a slow Redis fails at the start, too
+    // A slow Redis fails at the start, too. It is back before the server is ready, and the line is read by and by.
+    let count = |event: &str| server.lines().iter().filter(|line| line["event"] == event).count();
+    wait_until(|| count("store-back") == count("store-away"));
+    let before = server.lines().len();
     let client = Client::start(client("health.py").arg(server.asked.to_string()));
     assert_eq!(client.line(), "SERVING");
     redis.kill();

@@ -4,9 +4,10 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -64,6 +65,8 @@ pub(crate) struct Server {
     pub(crate) asked: SocketAddr,
     pub(crate) admin: SocketAddr,
     log: Arc<Mutex<Vec<Value>>>,
+    /// Reads the log, until the server has ended.
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Server {
@@ -86,14 +89,14 @@ impl Server {
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = Arc::clone(&log);
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
                 let line = serde_json::from_str(&line).unwrap_or(Value::String(line));
                 lines.lock().unwrap().push(line);
             }
         });
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut server = Self { child, folder, asked: any, admin: any, log };
+        let mut server = Self { child, folder, asked: any, admin: any, log, reader: Some(reader) };
         server.asked = server.address("listen");
         server.admin = server.address("admin");
         server
@@ -106,18 +109,24 @@ impl Server {
 
     /// Waits for a line of the log.
     pub(crate) fn wait_for_line(&mut self, is_it: impl Fn(&Value) -> bool) -> Value {
-        let mut deadline = Instant::now() + START;
+        let deadline = Instant::now() + START;
         loop {
+            let ended = self.ended();
             if let Some(line) = self.log.lock().unwrap().iter().find(|line| is_it(line)) {
                 return line.clone();
             }
-            let ended = self.child.try_wait().unwrap();
-            if ended.is_some() {
-                deadline = deadline.min(Instant::now() + Duration::from_secs(1)); // for the last lines
-            }
-            assert!(Instant::now() < deadline, "{ended:?}: {:?}", self.log.lock().unwrap());
+            assert!(ended.is_none() && Instant::now() < deadline, "{ended:?}: {:?}", self.log.lock().unwrap());
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Returns the status of the process if it has ended. All lines of the log have been read then.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        let ended = self.child.try_wait().unwrap()?;
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        Some(ended)
     }
 
     pub(crate) fn lines(&self) -> Vec<Value> {
@@ -137,7 +146,7 @@ impl Server {
     pub(crate) fn wait(&mut self) -> Option<i32> {
         let deadline = Instant::now() + START;
         loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            if let Some(status) = self.ended() {
                 return status.code();
             }
             assert!(Instant::now() < deadline, "the server did not end: {:?}", self.lines());
