@@ -32,9 +32,10 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS ratelimit (
 ) WITHOUT ROWID";
 
 impl Sqlite {
-    fn open(path: &Path) -> rusqlite::Result<Self> {
+    /// Opens a file. A call waits for up to `busy` while another process writes to the file.
+    fn open(path: &Path, busy: Duration) -> rusqlite::Result<Self> {
         let mut connection = Connection::open(path)?;
-        connection.busy_timeout(Duration::from_millis(40))?; // another process has the file
+        connection.busy_timeout(busy)?;
         connection.pragma_update(None, "journal_mode", "wal")?;
         connection.pragma_update(None, "synchronous", "normal")?;
         connection.execute(TABLE, [])?;
@@ -116,7 +117,7 @@ impl Store for Sqlite {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let store = Sqlite::open(&std::env::temp_dir().join("limits.sqlite"))?;
+    let store = Sqlite::open(&std::env::temp_dir().join("limits.sqlite"), Duration::from_millis(40))?;
     let limiter = StoreLimiterBuilder::new().deadline(Duration::from_millis(100)).build(store)?;
     let limit = RateLimitLayer::new(limiter, Quota::per_hour(10), key::peer_ip());
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
@@ -149,7 +150,7 @@ mod tests {
         }
 
         fn open(&self) -> Sqlite {
-            Sqlite::open(&self.0.join("limits")).unwrap()
+            Sqlite::open(&self.0.join("limits"), Duration::from_secs(20)).unwrap() // as a busy machine needs
         }
     }
 
