@@ -219,6 +219,13 @@ async fn busy_process_counts_nothing_against_the_server() {
     server.pause();
     let until = store.until();
     let busy = async {
+        // This thread runs the client library as well, which only then writes the command.
+        loop {
+            tokio::task::yield_now().await;
+            if link(&store).transport.queued() == 0 {
+                break;
+            }
+        }
         let began = Instant::now();
         while began.elapsed() < silence + 200 * MS {
             std::hint::spin_loop();
