@@ -115,8 +115,7 @@ async fn sentinels_get_their_own_password_and_not_the_servers() {
             (master, sentinel)
         });
         let servers = format!("redis-sentinel://:secret@127.0.0.1:{}", sentinel.port());
-        let store =
-            connected(&format!("{servers}?sentinelServiceName=tested{login}"), ConnectionSettings::default()).await;
+        let store = connected(&format!("{servers}?sentinelServiceName=tested{login}"), patient()).await;
         assert_eq!(run(&store, "key").await, Ok(RedisReply::Integer(1)));
     }
 }
