@@ -9,11 +9,13 @@ struct Fault<'a> {
     per_ms: usize,
     lasts: Duration,
     settings: ConnectionSettings,
+    /// True if the server refuses scripts, and answers other commands at once.
+    refuses: bool,
 }
 
 impl<'a> Fault<'a> {
     fn new(name: &'a str, per_ms: usize, lasts: Duration) -> Self {
-        Self { name, per_ms, lasts, settings: ConnectionSettings::default() }
+        Self { name, per_ms, lasts, settings: ConnectionSettings::default(), refuses: false }
     }
 
     /// Calls before, while and after `begin` and `end`. The script has run at most once for each.
@@ -25,6 +27,9 @@ impl<'a> Fault<'a> {
     ) -> Report {
         let store = connected(&server.url(), self.settings).await;
         let mut load = Load::start(&store, self.per_ms, &["key"]);
+        if self.refuses {
+            load.lost.measure_server(server);
+        }
         sleep(200 * MS).await;
         tokio::task::block_in_place(|| begin(server));
         sleep(self.lasts).await;
@@ -117,7 +122,7 @@ async fn everything_forgotten() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_only() {
-    let fault = Fault::new("READONLY for 0.5 s", 1, 500 * MS);
+    let fault = Fault { refuses: true, ..Fault::new("READONLY for 0.5 s", 1, 500 * MS) };
     let begin = |server: &mut Server| tell(server, &["REPLICAOF", "127.0.0.1", "1"]);
     let report = fault.strike(&mut Server::start(), begin, |server| tell(server, &["REPLICAOF", "NO", "ONE"])).await;
     assert!(report.failed > 100 && report.waited < 20, "the server says no at once");
@@ -125,7 +130,7 @@ async fn read_only() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn out_of_memory() {
-    let fault = Fault::new("OOM for 0.5 s", 1, 500 * MS);
+    let fault = Fault { refuses: true, ..Fault::new("OOM for 0.5 s", 1, 500 * MS) };
     let begin = |server: &mut Server| tell(server, &["CONFIG", "SET", "maxmemory", "1"]);
     let end = |server: &mut Server| tell(server, &["CONFIG", "SET", "maxmemory", "0"]);
     let report = fault.strike(&mut Server::start(), begin, end).await;

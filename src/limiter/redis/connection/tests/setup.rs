@@ -148,6 +148,7 @@ async fn a_port_that_accepts_and_never_answers_costs_little() {
     proxy.hold(true);
     let store = RedisConnections::connect(&proxy.url(), ConnectionSettings::default()).unwrap();
     let mut load = Load::start(&store, 1, &["key"]);
+    load.lost.measure_server(&server);
     sleep(1_500 * MS).await;
     proxy.hold(false);
     load.fixed();
