@@ -304,8 +304,8 @@ async fn server_without_scripts_is_reported_in_its_own_words() {
         let has = |words: &str| said.contains(words);
         error.kind() == StoreErrorKind::Misconfigured && has("unknown command") && has("redis-sentinel://")
     };
-    for builder in 0..builders(RedisLimiter::builder).len() {
-        let builder = || builders(RedisLimiter::builder).swap_remove(builder);
+    for builder in 0..builders(patient).len() {
+        let builder = || builders(patient).swap_remove(builder);
         for server in [&without, &sentinel] {
             let error = refusal(builder, &server.url()).await;
             assert!(is_told(&error), "{:?}: {error}", error.kind());
