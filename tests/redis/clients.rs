@@ -1,11 +1,12 @@
 //! The client libraries, and connections that the application has.
 #![cfg(feature = "redis-rs")]
 
-use redis::ProtocolVersion;
+use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
+use redis::{AsyncConnectionConfig, ProtocolVersion};
 use tower_ratelimit::{Quota, limiter::StoreErrorKind};
 
-use super::{connected, passes, patient, policy, take};
+use super::{LONG, connected, passes, patient, policy, take};
 use crate::support::redis_cluster::Cluster;
 use crate::support::redis_server::Server;
 
@@ -15,12 +16,17 @@ fn connections(server: &Server) -> Vec<String> {
     list.lines().filter(|line| !line.contains("cmd=client")).map(str::to_owned).collect()
 }
 
+/// Opens a connection as an application does, but without the library's timeouts, which a busy machine does not keep.
+pub(super) async fn open(url: &str) -> MultiplexedConnection {
+    let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+    let client = redis::Client::open(url).unwrap();
+    client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+}
+
 #[tokio::test]
 async fn connection_of_the_application_shares_the_limits() {
     let server = Server::start();
-    let client = redis::Client::open(server.url()).unwrap();
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
-    let connection = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
+    let connection = open(&server.url()).await;
     let over = patient().over(connection.clone()).await.unwrap();
     let policy = policy("test", Quota::per_hour(2));
     assert!(passes(&over, &policy, "a").await);
@@ -38,9 +44,7 @@ async fn connection_of_the_application_shares_the_limits() {
 #[tokio::test]
 async fn lost_connection_of_the_application_is_no_answer() {
     let mut server = Server::start();
-    let client = redis::Client::open(server.url()).unwrap();
-    let connection = client.get_multiplexed_async_connection().await.unwrap();
-    let over = patient().over(connection).await.unwrap();
+    let over = patient().over(open(&server.url()).await).await.unwrap();
     let policy = policy("test", Quota::per_hour(5));
     assert!(passes(&over, &policy, "a").await);
     server.kill();
@@ -53,8 +57,7 @@ async fn lost_connection_of_the_application_is_no_answer() {
 async fn connection_to_a_cluster_is_refused() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
     for protocol in ["", "?protocol=resp3"] {
-        let client = redis::Client::open(format!("{}{protocol}", server.url())).unwrap();
-        let connection = client.get_multiplexed_async_connection().await.unwrap();
+        let connection = open(&format!("{}{protocol}", server.url())).await;
         let error = patient().over(connection).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
         assert!(error.to_string().contains("redis-cluster://"), "{error}");
@@ -67,7 +70,8 @@ async fn connection_to_a_whole_cluster_is_refused() {
     let cluster = Cluster::start();
     let urls: Vec<String> = cluster.servers.iter().map(Server::url).collect();
     for protocol in [ProtocolVersion::RESP2, ProtocolVersion::RESP3] {
-        let client = ClusterClient::builder(urls.clone()).use_protocol(protocol).build().unwrap();
+        let builder = ClusterClient::builder(urls.clone()).use_protocol(protocol);
+        let client = builder.connection_timeout(LONG).response_timeout(LONG).build().unwrap();
         let connection = client.get_async_connection().await.unwrap();
         let error = patient().over(connection).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
@@ -78,8 +82,7 @@ async fn connection_to_a_whole_cluster_is_refused() {
 #[tokio::test]
 async fn connection_of_the_application_is_its_to_log_in() {
     let server = Server::with(&["--requirepass", "secret"]);
-    let client = redis::Client::open(server.url().replace("redis://", "redis://:secret@")).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut connection = open(&server.url().replace("redis://", "redis://:secret@")).await;
     let over = patient().over(connection.clone()).await.unwrap();
     let policy = policy("test", Quota::per_hour(5));
     assert!(passes(&over, &policy, "a").await);

@@ -270,8 +270,7 @@ async fn credentials_that_would_be_ignored_are_refused() {
 #[tokio::test]
 async fn connection_of_the_application_has_its_own_credentials() {
     let (server, tokens) = (Server::start(), Tokens::default());
-    let client = redis::Client::open(server.url()).unwrap();
-    let connection = client.get_multiplexed_async_connection().await.unwrap();
+    let connection = super::clients::open(&server.url()).await;
     let error = tokens.builder(None).over(connection).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
 }
