@@ -246,9 +246,10 @@ async fn forgotten_script_is_learned_though_all_answers_are_late() {
 async fn process_that_starts_while_redis_is_slow_serves_later() {
     let (_server, proxy, _seen, limiter) = far_server().await;
     let policy = policy("p", Quota::per_hour(1_000));
-    // A machine that stops meanwhile takes the server for dead, and the error says so.
+    // A machine that stops meanwhile takes the server for dead, and the error says so. Or it finds the answer when it
+    // goes on.
     eventually("the error names the deadline", async || {
-        take(&limiter, &policy, "a", 1).await.unwrap_err().to_string().contains("50ms")
+        take(&limiter, &policy, "a", 1).await.is_err_and(|error| error.to_string().contains("50ms"))
     })
     .await;
     proxy.delay(Duration::ZERO);
