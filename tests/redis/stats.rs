@@ -88,8 +88,14 @@ async fn operator_is_told_that_the_server_is_away() {
         (status, serde_json::from_slice::<serde_json::Value>(&body).unwrap())
     };
     let explain = async || post(format!("action=explain&fingerprint={fingerprint}")).await.1[0].clone();
-    let explained = explain().await;
-    assert_eq!((&explained["states"][0]["remaining"], &explained["failure"]), (&0.into(), &serde_json::Value::Null));
+    let mut explained = serde_json::Value::Null;
+    // On a busy machine Redis may not answer in time.
+    eventually("the key is explained", async || {
+        explained = explain().await;
+        explained["failure"].is_null()
+    })
+    .await;
+    assert_eq!(explained["states"][0]["remaining"], 0);
     server.kill();
     let token = explained["token"].as_str().unwrap();
     let (status, done) = post(format!("action=reset&token={token}")).await;
