@@ -19,6 +19,12 @@
 //! If a take is under way when an epoch begins, the units of the take are part of the base, because the store may
 //! grant them. If the store denies the take, the process returns these units as soon as it learns of the denial.
 //!
+//! # Calls that are not sent
+//!
+//! A take may be given up before it is sent, for example while the store is down. If no call of its key was sent, the
+//! store counts no units for the key, so there is nothing to correct. Such a key is forgotten at once. Otherwise anybody
+//! who makes up keys while the store is down could fill the table.
+//!
 //! # Resets
 //!
 //! A reset sets all rows of a key to 0 and counts the resets in each row. A process learns of the reset when the store
@@ -128,6 +134,8 @@ struct Holding {
     had_base: bool,
     /// The store's row may be wrong, so the next call begins an epoch.
     is_doubtful: bool,
+    /// A call was sent, and has ended. Before that, the store counts no units that could be wrong.
+    was_sent: bool,
 }
 
 /// An epoch of a key.
@@ -210,6 +218,7 @@ impl Holdings {
         let mut part = self.part(&key.bytes);
         let Some(holding) = part.get_mut(&key.bytes) else { return 0 }; // closed
         holding.calls = holding.calls.saturating_sub(1);
+        holding.was_sent = true;
         let mut forgotten = 0;
         match returned {
             Returned::Done => {}
@@ -298,6 +307,7 @@ impl Holdings {
                 epoch: Epoch::default(),
                 had_base: false,
                 is_doubtful: true, // so that an epoch begins
+                was_sent: false,
             }),
         }
     }
@@ -362,8 +372,8 @@ impl Holding {
 /// left to [`Holdings::due`], because its row may stay for a while and refuses calls that do not know of the
 /// reset.
 fn tidy(part: &mut HashMap<Bytes, Holding, Hasher>, key: &Bytes) {
-    let is_over = |holding: &Holding| holding.is_idle() && !holding.is_doubtful && holding.resets == 0;
-    if part.get(key).is_some_and(is_over) {
+    let is_right = |holding: &Holding| !holding.was_sent || !holding.is_doubtful && holding.resets == 0;
+    if part.get(key).is_some_and(|holding| holding.is_idle() && is_right(holding)) {
         part.remove(key);
     }
 }
@@ -409,6 +419,7 @@ impl Bid {
         let mut part = holdings.part(&self.key.bytes);
         let Some(holding) = part.get_mut(&self.key.bytes) else { return landed }; // closed
         holding.calls = holding.calls.saturating_sub(1);
+        holding.was_sent |= self.is_sent;
         if holding.run == self.run {
             holding.under_way = holding.under_way.saturating_sub(self.units);
             holding.held = holding.held.saturating_add(taken);
@@ -422,6 +433,8 @@ impl Bid {
                 let claim = holdings.claim(holding, connection_changes);
                 let units = if holding.epoch.number == before { self.units - taken } else { 0 };
                 landed.surplus = Some(Return { key: self.key.clone(), units, claim });
+            } else if self.begins_epoch && !self.is_sent && holding.epoch.number == self.claim.epoch {
+                holding.is_doubtful = true; // the store does not know the epoch
             }
         }
         tidy(&mut part, &self.key.bytes);
@@ -431,6 +444,7 @@ impl Bid {
     /// Records that the row refused the call, which did nothing.
     pub(crate) fn refused(mut self, row: CurrentRow) -> RecordedTake {
         if let Some(holding) = self.holdings.part(&self.key.bytes).get_mut(&self.key.bytes) {
+            holding.was_sent = true;
             self.holdings.learn(holding, row);
         }
         self.is_sent = false;
@@ -450,6 +464,7 @@ impl Drop for Bid {
             holding.under_way = holding.under_way.saturating_sub(self.units);
         }
         if self.is_sent {
+            holding.was_sent = true;
             self.holdings.doubt(holding);
         } else if self.begins_epoch || holding.epoch.number != self.claim.epoch {
             holding.is_doubtful = true; // the store does not know the epoch, or its units are part of the base
@@ -544,6 +559,8 @@ mod tests {
         clock: ManualClock,
         store: Store,
         processes: Vec<Arc<Holdings>>,
+        /// Takes that are not sent yet.
+        waiting: Vec<Wire>,
         wires: Vec<Wire>,
         /// Calls that were given up, and that may still reach the store.
         late: Vec<(Claim, u64, bool)>,
@@ -560,6 +577,7 @@ mod tests {
             Self {
                 store: Store::default(),
                 processes: (0..PROCESSES).map(process).collect(),
+                waiting: Vec::new(),
                 wires: Vec::new(),
                 late: Vec::new(),
                 granted: Vec::new(),
@@ -574,9 +592,30 @@ mod tests {
         }
 
         fn take(&mut self, process: usize, units: u64) {
-            let (claim, mut bid) = self.processes[process].bid(self.key.clone(), units, self.connections);
-            bid.record_sending();
-            self.wires.push(Wire { process, claim, units, call: Call::Take(Some(Box::new(bid))) });
+            self.begin_take(process, units);
+            self.send_take(self.waiting.len() - 1);
+        }
+
+        fn begin_take(&mut self, process: usize, units: u64) {
+            let (claim, bid) = self.processes[process].bid(self.key.clone(), units, self.connections);
+            self.waiting.push(Wire { process, claim, units, call: Call::Take(Some(Box::new(bid))) });
+        }
+
+        fn send_take(&mut self, at: usize) {
+            let mut wire = self.waiting.swap_remove(at);
+            if let Call::Take(Some(bid)) = &mut wire.call {
+                bid.record_sending();
+            }
+            self.wires.push(wire);
+        }
+
+        /// Answers a take with a remembered denial, without the store.
+        fn repeat_denial(&mut self, at: usize) {
+            let Wire { process, call, .. } = self.waiting.swap_remove(at);
+            let Call::Take(Some(bid)) = call else { return };
+            if let Some(surplus) = bid.land(0, false).surplus {
+                self.send(process, surplus);
+            }
         }
 
         fn send(&mut self, process: usize, back: Return) {
@@ -687,11 +726,16 @@ mod tests {
                 // The whole schedule takes less than the time in which rows lapse.
                 29..=30 => world.clock.advance(LAPSE / 200),
                 31 if b % 4 == 0 => world.store.reset(world.now()),
-                _ => world.connections += 1,
+                31..=33 => world.connections += 1,
+                34..=36 => world.begin_take(a % PROCESSES, 1 + b as u64 % 2),
+                37..=38 => drop(pick(world.waiting.len(), a).map(|at| world.send_take(at))),
+                39 => drop(pick(world.waiting.len(), a).map(|at| world.waiting.swap_remove(at))),
+                _ => drop(pick(world.waiting.len(), a).map(|at| world.repeat_denial(at))),
             }
             let granted = world.granted(None);
             prop_assert!(granted <= LIMIT, "{granted} of {LIMIT} are held");
         }
+        world.waiting.clear();
         while let Some(at) = pick(world.late.len(), 0) {
             world.arrive_late(at);
         }
@@ -716,13 +760,57 @@ mod tests {
     proptest! {
         #![proptest_config(config(20_000))]
 
-        /// Calls and answers of three processes are lost, late and in any order, keys are reset, and connections made.
+        /// Calls and answers of three processes are lost, late and in any order, or not sent, keys are reset, and
+        /// connections made.
         #[test]
         fn lost_and_late_calls_lose_no_units_and_grant_none_twice(
-            steps in prop::collection::vec((0..34_u8, 0..100_usize, 0..100_usize), 1..150),
+            steps in prop::collection::vec((0..41_u8, 0..100_usize, 0..100_usize), 1..150),
         ) {
             play(steps)?;
         }
+    }
+
+    /// The store is down, and each request has a key of its own.
+    #[test]
+    fn keys_of_takes_that_were_not_sent_are_forgotten_at_once() {
+        let mut world = World::new();
+        for number in 0..10_000_u32 {
+            world.key.bytes = Bytes::copy_from_slice(&number.to_be_bytes());
+            world.begin_take(0, 1);
+            if number % 2 == 0 {
+                world.begin_take(0, 1);
+            }
+            world.waiting.clear();
+        }
+        let kept: usize = world.processes[0].parts.iter().map(|part| lock(part).len()).sum();
+        assert_eq!(kept, 0, "keys that the store never saw are in the table");
+        assert!(world.processes[0].due(world.connections).is_empty());
+    }
+
+    /// The store may have granted the units of the first take, so the key is corrected.
+    #[test]
+    fn key_of_a_lost_take_is_kept_if_another_take_is_not_sent() {
+        let mut world = World::new();
+        world.begin_take(0, 1);
+        world.take(0, 2);
+        world.waiting.clear();
+        let wire = world.wires.remove(0);
+        world.store.take(&wire.claim, wire.units, world.now()).unwrap();
+        drop(wire);
+        world.settle();
+        assert_eq!(world.store.units(world.processes[0].holder), 0);
+    }
+
+    /// A remembered denial answers the take that would have corrected the row.
+    #[test]
+    fn row_of_a_lost_take_is_corrected_after_a_repeated_denial() {
+        let mut world = World::new();
+        world.take(0, 2);
+        world.arrive(0, true);
+        world.begin_take(0, 1);
+        world.repeat_denial(0);
+        world.settle();
+        assert_eq!(world.store.units(world.processes[0].holder), 0);
     }
 
     #[test]
