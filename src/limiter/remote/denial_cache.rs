@@ -46,8 +46,29 @@ pub(crate) struct DenialCache {
 #[derive(Default)]
 struct CachedDenial {
     denial: Option<Denial>,
-    /// Denials of calls that were sent before this instant are not remembered.
-    from: Timestamp,
+    /// The key of the slot whose units were last refunded. Its denials are not remembered if their calls were sent
+    /// before this instant.
+    refunded: Option<(Tag, Timestamp)>,
+    /// The same instant for all other keys: the latest instant of the keys that were refunded before that key. So a
+    /// refund of one key blocks another key only if two keys of the slot are refunded within [`SETTLING`].
+    others_from: Timestamp,
+}
+
+impl CachedDenial {
+    /// Returns the instant from which a call of this key must have been sent for its denial to be remembered.
+    fn remembers_from(&self, tag: Tag) -> Timestamp {
+        self.refunded.filter(|(refunded, _)| *refunded == tag).map_or(self.others_from, |(_, from)| from)
+    }
+
+    /// Forgets the denial of this key, and those of its calls that were sent before an instant.
+    fn forget(&mut self, tag: Tag, from: Timestamp) {
+        if self.denial.as_ref().is_some_and(|denial| denial.watch.tag == tag) {
+            self.denial = None;
+        }
+        if let Some((_, before)) = self.refunded.replace((tag, from)).filter(|(before, _)| *before != tag) {
+            self.others_from = self.others_from.max(before);
+        }
+    }
 }
 
 struct Denial {
@@ -120,7 +141,7 @@ impl DenialCache {
             Wait::Never => LONGEST,
         };
         let mut slot = self.slot(watch.tag);
-        if sent < slot.from {
+        if sent < slot.remembers_from(watch.tag) {
             return;
         }
         let until = sent.saturating_add(wait);
@@ -133,9 +154,9 @@ impl DenialCache {
         if self.slots.is_empty() {
             return;
         }
-        let mut slot = self.slot(self.tags.named(policy, key));
-        slot.denial = None;
-        slot.from = self.now().saturating_add(SETTLING);
+        let tag = self.tags.named(policy, key);
+        let mut slot = self.slot(tag);
+        slot.forget(tag, self.now().saturating_add(SETTLING));
     }
 
     fn find(&self, watch: Watch, now: Timestamp) -> Option<ChargeDecision> {
@@ -172,7 +193,10 @@ pub(crate) struct Watch {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::base::sampling::config;
     use crate::{clock::ManualClock, quota::Quota};
 
     struct Bench {
@@ -284,6 +308,73 @@ mod tests {
         bench.clock.advance(SETTLING);
         bench.deny(1, Wait::After(LONGEST));
         assert!(bench.refusal(1).is_some());
+    }
+
+    /// A bench whose keys have one slot.
+    fn crowded() -> (Bench, [Key; 3]) {
+        let bench = bench();
+        let denials = DenialCache::new(1, Tags::default(), Arc::new(bench.clock.clone()));
+        (Bench { denials, ..bench }, ["alice", "bob", "carol"].map(|name| Key::of(name).unwrap()))
+    }
+
+    #[test]
+    fn refund_of_another_key_of_the_slot_ends_no_denial() {
+        let (bench, [_, bob, carol]) = crowded();
+        bench.deny(1, Wait::After(LONGEST));
+        bench.denials.forget(&bench.policy, &bob);
+        assert!(bench.refusal(1).is_some(), "nothing of this key was refunded");
+        bench.denials.forget(&bench.policy, &bench.key);
+        assert!(bench.refusal(1).is_none());
+
+        bench.clock.advance(SETTLING);
+        bench.denials.forget(&bench.policy, &bob);
+        bench.deny(1, Wait::After(LONGEST));
+        assert!(bench.refusal(1).is_some(), "only denials of the refunded key are blocked");
+
+        bench.clock.advance(SETTLING);
+        bench.denials.forget(&bench.policy, &carol);
+        bench.clock.advance(LONGEST);
+        bench.deny(1, Wait::After(LONGEST));
+        assert!(bench.refusal(1).is_some(), "a block that is over blocks nothing");
+    }
+
+    proptest! {
+        #![proptest_config(config(20_000))]
+
+        /// Keys of one slot are denied and refunded. A denial is not repeated if its call was sent before a refund of
+        /// its key, however late the denial arrives.
+        #[test]
+        fn denial_of_before_a_refund_is_never_repeated(
+            steps in prop::collection::vec((0..5_u8, 0..3_usize, 0..100_usize), 1..40),
+        ) {
+            let (mut bench, keys) = crowded();
+            let mut under_way: Vec<(usize, Watch, Timestamp)> = Vec::new();
+            let (mut refunded, mut may_be_denied) = ([None; 3], [false; 3]);
+            for (what, at, number) in steps {
+                bench.key = keys[at].clone();
+                match what {
+                    0 => {
+                        let watch = bench.denials.watch(&bench.charge(1)).unwrap();
+                        under_way.push((at, watch, bench.denials.now()));
+                    }
+                    1 if !under_way.is_empty() => {
+                        let (at, watch, sent) = under_way.swap_remove(number % under_way.len());
+                        bench.denials.note(watch, sent, &ChargeDecision::denied(10, 1, Wait::After(LONGEST)));
+                        may_be_denied[at] |= refunded[at].is_none_or(|refunded| sent > refunded);
+                    }
+                    2 => {
+                        bench.denials.forget(&bench.policy, &bench.key);
+                        refunded[at] = Some(bench.denials.now());
+                        may_be_denied[at] = false;
+                    }
+                    _ => bench.clock.advance(SETTLING * number as u32 / 50),
+                }
+                for (key, may_be_denied) in keys.iter().zip(may_be_denied) {
+                    let is_denied = bench.denials.refusal(&[Charge::new(&bench.policy, key)]).is_some();
+                    prop_assert!(may_be_denied || !is_denied, "{key:?} is denied after its refund");
+                }
+            }
+        }
     }
 
     #[test]

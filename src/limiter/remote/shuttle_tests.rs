@@ -23,12 +23,13 @@ fn policy() -> Policy {
     Policy::new("test", Quota::per_minute(1_000)).expect("it is a name")
 }
 
-/// A call that was sent before a refund may be answered after it. Its denial is not repeated then.
+/// A call that was sent before a refund may be answered after it. Its denial is not repeated then, even if another key
+/// of the same slot is refunded, too.
 #[test]
 fn denial_of_before_a_refund_is_not_repeated_after_it() {
     explore(1_000, || {
         let (clock, key) = (ManualClock::new(), Key::global());
-        let denials = Arc::new(DenialCache::new(2, Tags::default(), Arc::new(clock.clone())));
+        let denials = Arc::new(DenialCache::new(1, Tags::default(), Arc::new(clock.clone())));
         let denies = || {
             let (denials, clock, key) = (Arc::clone(&denials), clock.clone(), key.clone());
             thread::spawn(move || {
@@ -47,11 +48,12 @@ fn denial_of_before_a_refund_is_not_repeated_after_it() {
                 assert!(refusal.is_none_or(|refusal| !refusal.is_allowed()));
             })
         };
-        let refunds = {
-            let (denials, key) = (Arc::clone(&denials), key.clone());
+        let refunds = |key: Key| {
+            let denials = Arc::clone(&denials);
             thread::spawn(move || denials.forget(&policy(), &key))
         };
-        let threads = [denies(), asks(), denies(), asks(), refunds];
+        let other = Key::of("other").expect("it is a key");
+        let threads = [denies(), asks(), denies(), refunds(other), asks(), refunds(key.clone())];
         threads.into_iter().for_each(|thread| thread.join().expect("the thread ends"));
         assert!(denials.refusal(&[Charge::new(&policy(), &key)]).is_none(), "something was refunded");
     });
