@@ -24,9 +24,6 @@ use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::{Call, Script};
 use crate::limiter::remote::{Deadline, Events};
 
-/// The least time that must be left for a call to be sent.
-const MIN_CALL: Duration = Duration::from_millis(1);
-
 /// The time that a process gets to read answers after it did not run for a while.
 const CATCH_UP: Duration = Duration::from_millis(50);
 
@@ -52,6 +49,8 @@ pub(super) struct Link {
     probe: Call,
     /// The time that a check may take.
     deadline: Duration,
+    /// The least time that must be left for a call to be sent.
+    least_time: Duration,
     /// The time for which the server may be silent while calls wait.
     silence: Duration,
     /// Notified when a check learned too late that the server does not know a script, and had no time to send the
@@ -83,6 +82,7 @@ impl Link {
             transport,
             probe: settings.probe.clone(),
             deadline: settings.deadline,
+            least_time: settings.least_time(),
             silence: settings.silence(),
             lacks_script: Notify::new(),
             has_run: AtomicU64::new(0),
@@ -174,7 +174,7 @@ impl Link {
         loop {
             let number = self.health.wait_for_other_connection(ended, until).await?;
             let sent = Instant::now();
-            if until.saturating_duration_since(sent) < MIN_CALL {
+            if until.saturating_duration_since(sent) < self.least_time {
                 return Err(self.health.record_failure(CallFailure::no_time(&self.health.address)));
             }
             let mut answer = pin!(self.exchange(Command::script(command, script, call), slot, number));
@@ -269,7 +269,7 @@ impl Link {
 
     async fn send(&self, command: Command<'_>, until: Instant) -> Result<RedisReply, CallFailure> {
         let left = until.saturating_duration_since(Instant::now());
-        if left < MIN_CALL {
+        if left < self.least_time {
             return Err(CallFailure::no_time(&self.health.address));
         }
         let Some(number) = self.health.connection_number() else { return Err(self.health.not_connected()) };

@@ -19,6 +19,9 @@ const CONNECT: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration:
 const SILENCE_MIN: Duration = Duration::from_millis(200);
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
+/// The least time that must be left for a call to be sent, unless the deadline is very short.
+const LEAST_TIME: Duration = Duration::from_millis(1);
+
 /// The number of consecutive failed attempts to connect after which a server is believed dead, if it was connected
 /// before.
 const FAILURES: u32 = 3;
@@ -38,7 +41,7 @@ pub(in crate::limiter::redis) struct ConnectionSettings {
     pub(in crate::limiter::redis) pem: Pem,
     /// The call by which servers are probed. By default its script does nothing.
     pub(in crate::limiter::redis) probe: Call,
-    /// The time that a call may take: from 2 ms, because timers are no finer, to a minute.
+    /// The time that a call may take: from 1 ms to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
     /// The number of consecutive failed attempts to connect after which a server is believed dead. For a connection
     /// of the application, this is the number of failed calls instead.
@@ -67,8 +70,14 @@ impl Default for ConnectionSettings {
 impl ConnectionSettings {
     /// Moves the deadline into its range.
     pub(super) fn bounded(mut self) -> Self {
-        self.deadline = self.deadline.clamp(Duration::from_millis(2), Duration::from_secs(60));
+        self.deadline = self.deadline.clamp(Duration::from_millis(1), Duration::from_secs(60));
         self
+    }
+
+    /// Returns the least time that must be left for a call to be sent. It is a part of the deadline, because a check
+    /// that is about to be sent has always used some of its time.
+    pub(super) fn least_time(&self) -> Duration {
+        LEAST_TIME.min(self.deadline / 4)
     }
 
     /// Returns the time for which a server may be silent while calls wait, before it is believed dead. The link waits
@@ -82,5 +91,22 @@ impl ConnectionSettings {
     /// round trips, may take the same time again. A round trip may take up to the deadline.
     pub(super) fn connect_timeout(&self) -> Duration {
         (5 * self.deadline).clamp(*CONNECT.start(), *CONNECT.end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn each_deadline_leaves_time_for_a_call() {
+        for (deadline, least) in
+            [(Duration::ZERO, MS / 4), (MS, MS / 4), (2 * MS, MS / 2), (4 * MS, MS), (DEADLINE, MS)]
+        {
+            let settings = ConnectionSettings { deadline, ..ConnectionSettings::default() }.bounded();
+            assert_eq!(settings.least_time(), least, "of {deadline:?}");
+        }
     }
 }

@@ -24,9 +24,18 @@ mod waiters;
 pub(in crate::limiter::redis) use network::Wire;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::super::wire::WireRequest;
 use crate::base::sampling::cases;
+use crate::clock::MonotonicClock;
+use crate::key::Key;
+use crate::limiter::redis::limiter::RedisLimiter;
+use crate::limiter::{Charge, Limiter};
+use crate::policy::Policy;
+use crate::quota::Quota;
 
 /// In one of this many stories of load, fewer checks may be decided than usual.
 const STORIES_FOR_A_SHORTFALL: u64 = 100;
@@ -41,6 +50,20 @@ pub(in crate::limiter::redis) fn note(number: u64, requests: &[&WireRequest]) {
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|number| number.parse().expect("it is a number"))
+}
+
+/// The server answers quickly, so most checks are decided even within the shortest deadline.
+#[tokio::test]
+async fn deadline_of_1_ms_leaves_time_for_a_check() {
+    let network = network::Network::new(1, 1, chance::Chance::new(1), network::Faults::default());
+    let wire = Wire { network, process: 0, server: 0 };
+    let builder = RedisLimiter::builder().deadline(Duration::from_millis(1)).max_denials(0);
+    let limiter = builder.simulated(wire, MonotonicClock::new(), 0).unwrap();
+    let (policy, key, began) = (Policy::new("short", Quota::per_hour(9)).unwrap(), Key::global(), Instant::now());
+    while let Err(error) = limiter.take(&[Charge::new(&policy, &key)]).await {
+        assert!(began.elapsed() < Duration::from_secs(10), "no check is decided: {error}");
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Plays seeds, and prints for each that breaks a law how to play it alone.
