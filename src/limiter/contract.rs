@@ -111,12 +111,12 @@ pub trait Limiter: Send + Sync + 'static {
     /// Asks whether the limiter can decide now, for a readiness probe. By default `probe` returns `Ok` and
     /// asks nothing.
     ///
-    /// A limiter of this crate with a store checks a key that only probes use, at most once a second. So a
-    /// probe succeeds again after the store recovers, even without requests, and fails if the store cannot
-    /// write. A probe also fails if the store answers later than the deadline. An [overload](Self::is_overload) of
-    /// this process is not an error. But after a failed probe, probes succeed again only if the store has answered
-    /// within the deadline. The probe of a [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if the probes of
-    /// both limiters fail.
+    /// A limiter of this crate with a store checks a key that only probes use, at most once a second. All probes of a
+    /// second get the same answer. So a probe succeeds again after the store recovers, even without requests, and
+    /// fails if the store cannot write. A probe also fails if the store answers later than the deadline. An
+    /// [overload](Self::is_overload) of this process is not an error. But after a failed probe, probes succeed again
+    /// only if the store has answered within the deadline. The probe of a
+    /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if the probes of both limiters fail.
     ///
     /// The guide says [how to use the answer](crate::guide::redis_and_failures#readiness). Do not answer a probe with
     /// the error that the statistics show. That error stays until a check succeeds. A process that gets no requests

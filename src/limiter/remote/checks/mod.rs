@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use futures_util::TryFutureExt;
 use smallvec::SmallVec;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::backend::{Answer, Backend, Intent, RemoteError};
 use super::denial_cache::DenialCache;
@@ -57,10 +57,12 @@ type LaneRequests<B> = SmallVec<[LaneRequest<<B as Backend>::Request>; 1]>;
 /// lines beyond this number after a while.
 const LEFT_LINES: usize = 1_024;
 
-/// The last probe. The answer of a probe is reused for a second, so clients that can reach a probe cannot
-/// cause more than one check a second.
+/// The last probe. The probes of a second share one check, so clients that can reach a probe cannot cause more
+/// than one check a second.
 struct Probed<E> {
-    asked_at: Option<Timestamp>,
+    /// The instant of the last check, and its answer once it is there.
+    asked: Option<(Timestamp, watch::Receiver<Option<Result<(), E>>>)>,
+    /// The answer of the last probe that says whether the store decides.
     answer: Option<Result<(), E>>,
     /// The instant at which the store last did not decide a probe in time.
     failed_at: Option<Timestamp>,
@@ -68,7 +70,7 @@ struct Probed<E> {
 
 impl<E> Default for Probed<E> {
     fn default() -> Self {
-        Self { asked_at: None, answer: None, failed_at: None }
+        Self { asked: None, answer: None, failed_at: None }
     }
 }
 

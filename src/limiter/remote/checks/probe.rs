@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::{CheckReply, Checks};
 use crate::base::random;
 use crate::base::sync::lock;
@@ -11,6 +13,7 @@ use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::backend::{Backend, RemoteError};
 use crate::limiter::remote::flights::REMEMBERED;
+use crate::limiter::remote::unanswered::Unanswered;
 use crate::limiter::{Charge, Reply};
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -22,23 +25,38 @@ const ASKED_EACH: Duration = Duration::from_secs(1);
 const TRIES: u64 = 64;
 
 impl<B: Backend> Checks<B> {
-    /// Asks whether the store decides, unless it was asked within the last second.
+    /// Asks whether the store decides, unless it was asked within the last second. All probes of a second get the same
+    /// answer, so an answer is never older than a second.
     ///
     /// The check takes a unit, because a store that is full or read-only still answers checks that take nothing. No
     /// other check uses the key of this unit, and the store forgets the key within a second or so.
     pub(crate) fn probe(self: &Arc<Self>) -> CheckReply<(), B> {
         let now = self.denials.now();
-        {
-            let mut probed = lock(&self.probed);
-            let is_recent = probed.asked_at.is_some_and(|at| at <= now && now < at.saturating_add(ASKED_EACH));
-            if let Some(answer) = probed.answer.as_ref().filter(|_| is_recent) {
-                return Reply::Now(answer.clone());
-            }
-            probed.asked_at = Some(now);
+        let mut probed = lock(&self.probed);
+        let is_recent = |at: Timestamp| at <= now && now < at.saturating_add(ASKED_EACH);
+        let recent = probed.asked.as_ref().filter(|(at, _)| is_recent(*at)).map(|(_, answer)| answer.clone());
+        let mut answer = recent.unwrap_or_else(|| {
+            let (sender, answer) = watch::channel(None);
+            probed.asked = Some((now, answer.clone()));
+            // A task, so that the others get an answer even if the caller that asked first has gone.
+            let checks = Arc::clone(self);
+            self.backend.runtime().spawn(async move { sender.send(Some(checks.ask_probe(now).await)) });
+            answer
+        });
+        drop(probed);
+        if let Some(answer) = &*answer.borrow() {
+            return Reply::Now(answer.clone());
         }
+        Reply::Later(Box::pin(async move {
+            let answer = answer.wait_for(Option::is_some).await.map(|answer| answer.clone());
+            answer.ok().flatten().unwrap_or_else(|| Err(Unanswered::RuntimeEnded.into()))
+        }))
+    }
+
+    async fn ask_probe(self: &Arc<Self>, now: Timestamp) -> Result<(), B::Error> {
         let Ok(policy) = Policy::new("probe", Quota::per_second(1)) else {
             debug_assert!(false, "the name and the quota are valid");
-            return Reply::Now(Ok(()));
+            return Ok(());
         };
         // Tries several keys, because in a cluster the keys are on different servers, and a process is useful as long
         // as it reaches one of the servers.
@@ -54,25 +72,16 @@ impl<B: Backend> Checks<B> {
             }
         }
         if let Some(error) = failed {
-            let answer = Err(error);
-            self.record_probe(&answer);
-            return Reply::Now(answer);
+            return self.record_probe(Err(error));
         }
         let Some((key, lane)) = reached else {
             debug_assert!(false, "a number is short enough for a key");
-            return Reply::Now(Ok(()));
+            return Ok(());
         };
-        let (checks, taken) = (Arc::clone(self), self.take(&[Charge::new(&policy, &key)]));
-        Reply::Later(Box::pin(async move {
-            match taken.await {
-                Err(error) if error.kind() == StoreErrorKind::Overloaded => checks.probe_by_calls(lane),
-                answer => {
-                    let answer = answer.map(drop);
-                    checks.record_probe(&answer);
-                    answer
-                }
-            }
-        }))
+        match self.take(&[Charge::new(&policy, &key)]).await {
+            Err(error) if error.kind() == StoreErrorKind::Overloaded => self.probe_by_calls(lane),
+            answer => self.record_probe(answer.map(drop)),
+        }
     }
 
     /// Returns the answer to a probe for which this process had no time. The overload of this process is no reason to
@@ -83,8 +92,7 @@ impl<B: Backend> Checks<B> {
         let now = self.denials.now();
         let calls = self.backend.answers_in_time(lane);
         if let Some(late @ Err(_)) = calls {
-            self.record_probe(&late);
-            return late;
+            return self.record_probe(late);
         }
         let mut probed = lock(&self.probed);
         let is_recent = |at: Timestamp| at <= now && now < at.saturating_add(REMEMBERED);
@@ -94,10 +102,11 @@ impl<B: Backend> Checks<B> {
         probed.answer.clone().unwrap_or(Ok(()))
     }
 
-    fn record_probe(&self, answer: &Result<(), B::Error>) {
+    fn record_probe(&self, answer: Result<(), B::Error>) -> Result<(), B::Error> {
         let now = self.denials.now();
         let mut probed = lock(&self.probed);
         probed.failed_at = if answer.is_err() { Some(now) } else { None };
         probed.answer = Some(answer.clone());
+        answer
     }
 }

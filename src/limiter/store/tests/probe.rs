@@ -84,3 +84,27 @@ async fn probe_asks_the_store_once_a_second() {
     }
     assert_eq!(lab.calls(), (0, 1), "a probe writes, because a read-only store answers reads");
 }
+
+/// The first caller of each second goes away before the answer: its client gave up.
+#[tokio::test(start_paused = true)]
+async fn probe_after_one_that_was_given_up_has_a_new_answer() {
+    let (lab, own) = (Lab::default(), ManualClock::new());
+    let limiter = StoreLimiterBuilder::new().own_clock(own.clone()).build(lab.clone()).unwrap();
+    limiter.probe().await.unwrap();
+    *lock(&lab.0.random) = vec![Fate::Silent];
+    for _ in 0..3 {
+        own.advance(SECOND);
+        lab.calls();
+        assert!(tokio::time::timeout(Duration::from_millis(1), limiter.probe()).await.is_err(), "the store is silent");
+        for _ in 0..10 {
+            limiter.probe().await.expect_err("the store decides nothing any more");
+        }
+        let (loads, swaps) = lab.calls();
+        assert!(loads + swaps <= 1, "the probes of a second share one check");
+    }
+    lock(&lab.0.random).clear();
+    tokio::time::sleep(3 * SECOND).await;
+    own.advance(SECOND);
+    drop(limiter.probe());
+    limiter.probe().await.expect("the store decides again");
+}
