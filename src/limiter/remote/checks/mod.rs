@@ -57,11 +57,14 @@ type LaneRequests<B> = SmallVec<[LaneRequest<<B as Backend>::Request>; 1]>;
 /// lines beyond this number after a while.
 const LEFT_LINES: usize = 1_024;
 
+/// The answer of a check that a probe makes, once it is there.
+type ProbeAnswer<E> = watch::Receiver<Option<Result<(), E>>>;
+
 /// The last probe. The probes of a second share one check, so clients that can reach a probe cannot cause more
 /// than one check a second.
 struct Probed<E> {
-    /// The instant of the last check, and its answer once it is there.
-    asked: Option<(Timestamp, watch::Receiver<Option<Result<(), E>>>)>,
+    /// The instant of the last check, and its answer.
+    asked: Option<(Timestamp, ProbeAnswer<E>)>,
     /// The answer of the last probe that says whether the store decides.
     answer: Option<Result<(), E>>,
     /// The instant at which the store last did not decide a probe in time.
