@@ -66,8 +66,8 @@ impl FleetDocument {
         if text.len() > TEXT_MAX {
             return None;
         }
-        // `lines` would leave out a carriage return, but only before a line feed. So a line could get a meaning when the
-        // text is written again.
+        // `lines` would leave out a carriage return, but only before a line feed. So a line could get a meaning when
+        // the text is written again.
         let mut lines = text.split('\n');
         let revision = lines.next()?.strip_prefix(TITLE)?.parse().ok()?;
         if revision >= REVISION_MAX {

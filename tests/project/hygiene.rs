@@ -98,6 +98,7 @@ fn time_is_read_by_the_clocks_only() {
             "limiter/remote/flights/groups.rs",
             "limiter/remote/flights/mod.rs",
             "limiter/remote/flights/quickest.rs",
+            "limiter/remote/flights/server_load.rs",
             "limiter/remote/flights/queue.rs",
             "limiter/store/calls.rs",
             "limiter/store/swapper.rs",

@@ -165,6 +165,8 @@
 //! * Checks of one slot share calls, so with few callers per slot each check needs its own call.
 //!   [`slot_groups(16)`](crate::limiter::redis::RedisLimiterBuilder::slot_groups) lets callers share slots. With
 //!   200 checks in flight on three masters, 16 groups were 1.5 times as fast as one slot for each caller.
+//! * The limiter sends a server no more checks than it can answer within the deadline, over all of its slots. A slow
+//!   server costs the checks of other servers nothing.
 //! * While a slot moves between servers, a caller's keys may be on both servers. The keys are then decided
 //!   one by one, as if they were in different slots. No check fails because of the move, with one exception:
 //!   if a quota was changed to a log or to sub-windows, checks of a key that was last written under the old

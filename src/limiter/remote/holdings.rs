@@ -22,8 +22,8 @@
 //! # Calls that are not sent
 //!
 //! A take may be given up before it is sent, for example while the store is down. If no call of its key was sent, the
-//! store counts no units for the key, so there is nothing to correct. Such a key is forgotten at once. Otherwise anybody
-//! who makes up keys while the store is down could fill the table.
+//! store counts no units for the key, so there is nothing to correct. Such a key is forgotten at once. Otherwise
+//! anybody who makes up keys while the store is down could fill the table.
 //!
 //! # Resets
 //!

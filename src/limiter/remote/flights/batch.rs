@@ -248,7 +248,7 @@ impl<F: RemoteStore> QueuedRequest<F> {
     }
 
     fn into_caller(self) -> Caller<F> {
-        Caller { request: self.request, receiver: self.receiver, permit: self.permit }
+        Caller { request: self.request, receiver: self.receiver, _permit: self.permit }
     }
 }
 
@@ -257,14 +257,14 @@ pub(crate) struct Caller<F: RemoteStore> {
     pub(crate) request: F::Request,
     pub(crate) receiver: Box<dyn Receiver<F::Answer, F::Error>>,
     /// Counts the request as in flight until it is answered.
-    permit: Permit,
+    _permit: Permit,
 }
 
 impl<F: RemoteStore> Caller<F> {
     pub(crate) fn answer(self, answer: Result<F::Answer, F::Error>) {
-        let Self { receiver, permit, .. } = self;
-        drop(permit); // before the caller wakes, which may ask again at once
-        hand_over(receiver, answer);
+        // The permit is returned afterwards. So the number of waiting requests is not 0 before the receiver has sent a
+        // refund.
+        hand_over(self.receiver, answer);
     }
 }
 

@@ -82,8 +82,8 @@ impl ServerLoad {
         }
     }
 
-    /// Returns the reason if a check that comes now is not sent: the waiting requests would make its answer too late, or
-    /// it is ahead of the pace. `waiting` is the number of units of its lane that are sent before it.
+    /// Returns the reason if a check that comes now is not sent: the waiting requests would make its answer too late,
+    /// or it is ahead of the pace. `waiting` is the number of units of its lane that are sent before it.
     pub(super) fn refuses(
         &mut self,
         waiting: usize,

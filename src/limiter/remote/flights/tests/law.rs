@@ -275,6 +275,7 @@ async fn slots_of_a_server_share_what_it_can_decide() {
             let server = Server::new(Way { trip: trip * MS, each: 3 * MS, ..Way::default() });
             let ends = offer(&server.limiter_of_lanes(lanes), rate, 20 * SECOND).await;
             let (decided, possible) = (decided(&ends, 5 * SECOND, 15 * SECOND), rate.min(333));
+            println!("{lanes} lanes, {trip} ms, {rate} offered, {decided} decided");
             assert!(decided * 10 >= possible * 9, "{lanes} lanes, {trip} ms, {rate} offered, {decided} decided");
         }
     }
