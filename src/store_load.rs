@@ -18,7 +18,8 @@ pub struct StoreLoad {
     pub oldest_wait: Duration,
     /// The number of calls that were sent and have no answer yet. One call can carry many checks.
     pub calls_in_flight: usize,
-    /// The smoothed duration of a call to the store, or `None` before the first answer.
+    /// The smoothed duration of a call to the store, or `None` if no call has ended in the last ten seconds. In a
+    /// cluster, this is the slowest server's duration.
     pub call_time: Option<Duration>,
     /// The duration of the quickest call of the last five to ten seconds, including late answers, or `None` if no call
     /// was answered. If the quickest call is nearly as long as [`call_time`](Self::call_time), the store is far away.

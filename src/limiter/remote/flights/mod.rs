@@ -550,6 +550,7 @@ impl<F: RemoteStore> Flight<F> {
         if let FlightState::InFlight { held, sent, at } = std::mem::replace(&mut self.state, FlightState::Ended) {
             lane.units -= sent.units;
             server.units -= sent.units;
+            server.ended_at = Some(now);
             let deadline = self.lanes.deadline;
             match result {
                 CallResult::Answered { clock, .. } => {

@@ -15,13 +15,15 @@ use super::batch::{CallLimits, Calls};
 use super::caller_flight::CallerFlight;
 use super::halving::StoreClock;
 use super::load_window::LoadWindow;
-use super::quickest::QuickestCall;
+use super::quickest::{QuickestCall, REMEMBERED};
 use crate::limiter::remote::unanswered::{Shed, Unanswered};
 
 /// The load of a server, and the limits of its flights.
 pub(super) struct ServerLoad {
     pub(super) window: LoadWindow,
     pub(super) quickest: QuickestCall,
+    /// The instant at which a call last ended, whether it was answered or failed.
+    pub(super) ended_at: Option<Instant>,
     /// The server's clock according to the last answer that reported it. `None` if the server does not report its
     /// time.
     pub(super) clock: Option<StoreClock>,
@@ -48,6 +50,7 @@ impl ServerLoad {
         Self {
             window: LoadWindow::new(),
             quickest: QuickestCall::default(),
+            ended_at: None,
             clock: None,
             flights: 0,
             starting: 0,
@@ -60,11 +63,12 @@ impl ServerLoad {
         }
     }
 
-    /// Returns how long calls take, and the quickest call of the last seconds. `None` if there were no calls in the
-    /// last seconds, because the time of earlier calls says nothing of the server now.
+    /// Returns how long calls take, and the quickest call of the last seconds. `None` if no call ended in the last
+    /// seconds, because the time of earlier calls says nothing of the server now.
     pub(super) fn call_times(&mut self, now: Instant) -> Option<(Duration, Option<Duration>)> {
+        let is_recent = self.ended_at.is_some_and(|at| now.saturating_duration_since(at) < REMEMBERED);
         let quickest = self.quickest.read(now);
-        self.window.call().filter(|_| quickest.is_some() || self.flights > 0).map(|call| (call, quickest))
+        self.window.call().filter(|_| is_recent).map(|call| (call, quickest))
     }
 
     /// Returns whether the window has room for a flight of a lane that has none, besides `left` units. Such a lane
