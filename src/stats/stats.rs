@@ -441,7 +441,7 @@ impl Stats {
     /// | `ratelimit_limiter_waiting` | gauge | | checks and corrections that wait for an answer of the store, sent or not |
     /// | `ratelimit_limiter_oldest_wait_seconds` | gauge | | age of the oldest check that is not sent yet |
     /// | `ratelimit_limiter_calls_in_flight` | gauge | | calls to the store without an answer; a call can carry many checks |
-    /// | `ratelimit_limiter_call_seconds` | gauge | | smoothed duration of a call |
+    /// | `ratelimit_limiter_call_seconds` | gauge | | smoothed duration of a call, if a call has ended in the last ten seconds |
     /// | `ratelimit_limiter_quickest_call_seconds` | gauge | | duration of the quickest call of the last five to ten seconds. Near to the smoothed one if the store is far, and much shorter if it is busy |
     /// | `ratelimit_limiter_connections_total` | counter | | connections that were made to servers of Redis. It grows while they are cut |
     /// | `ratelimit_limiter_scripts_forgotten_total` | counter | | times that a Redis server no longer had the scripts of the limiter, see [`ScriptsForgotten`](crate::observe::LimiterEvent::ScriptsForgotten). It may have lost its data |

@@ -12,6 +12,9 @@ use crate::base::time::Timestamp;
 use crate::limiter::remote::permits::Permit;
 use crate::limiter::remote::unanswered::Unanswered;
 
+/// While checks wait, at most one of this many requests is a correction.
+pub(super) const SHARE: usize = 4;
+
 /// A store that answers batches of requests.
 pub(crate) trait RemoteStore: Send + Sync + Sized + 'static {
     type Request: Send + 'static;
@@ -113,6 +116,9 @@ pub(crate) trait LaneQueue<F: RemoteStore<Queue = Self>>: Default + Send + 'stat
 
     /// Returns whether the request with this number waits.
     fn has(&self, number: u64) -> bool;
+
+    /// Returns whether a check waits, and not only corrections.
+    fn has_checks(&self) -> bool;
 
     /// Returns the instant at which the check that has waited longest arrived.
     fn oldest(&self) -> Option<Instant>;

@@ -137,6 +137,10 @@ where
         self.waiting().any(|waiting| waiting.number == number)
     }
 
+    fn has_checks(&self) -> bool {
+        self.waiting().any(|waiting| waiting.until.is_some())
+    }
+
     fn oldest(&self) -> Option<Instant> {
         self.waiting().filter(|waiting| waiting.until.is_some()).map(|waiting| waiting.since).min()
     }

@@ -11,7 +11,6 @@
 //! as no other request waits, the caller of a request may drive its flight instead ([`caller_flight`]). So no
 //! request depends on another caller's future being polled.
 
-use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +31,7 @@ use self::load_window::{CALLS_MIN, Sent};
 #[cfg(any(feature = "_redis", test))]
 pub(crate) use self::queue::Queue;
 pub(crate) use self::quickest::REMEMBERED;
-use self::server_load::ServerLoad;
+use self::server_load::{ListKind, ServerLoad};
 use super::deadline::Deadline;
 use super::permits::Permits;
 use super::unanswered::Unanswered;
@@ -82,8 +81,8 @@ struct Lane<F: RemoteStore> {
     units: u64,
     /// The waiting units that are counted in the server's load.
     counted: usize,
-    /// True if the lane is in the server's list.
-    is_listed: bool,
+    /// The server at which the lane is listed because of its checks, and that because of its corrections.
+    listed_at: [Option<usize>; 2],
     /// True if a flight has begun but has taken no request yet.
     is_starting: bool,
     /// The number of requests that were added so far.
@@ -273,14 +272,14 @@ impl<F: RemoteStore> Lanes<F> {
         lane.came += 1;
         lane.queue.push(waiting);
         if !lane.begins_flight(number, &mut server, most) {
-            // It waits for these flights.
-            let flights = server.take_caller_flights();
+            // It waits for the flights of its lane. If there are none, it waits for those of its server.
+            let flights = server.take_caller_flights((lane.flights > 0).then_some(number));
             drop((lane, server));
-            flights.iter().for_each(|(_, _, flight)| flight.make_task());
+            flights.iter().for_each(|flight| flight.make_task());
             return Ok(queued);
         }
         match driver {
-            Driver::Caller if lane.is_quiet() && server.listed.is_empty() => {
+            Driver::Caller if lane.is_quiet() && !server.has_listed() => {
                 let flight =
                     CallerFlight::new(run_flight(self.flight(number, Some(queued.number))), self.runtime.clone());
                 server.add_caller_flight(number, queued.number, Arc::clone(&flight));
@@ -301,23 +300,20 @@ impl<F: RemoteStore> Lanes<F> {
     }
 
     /// Begins flights of the lanes that are listed at a server, as long as its window has room.
-    fn begin_listed(self: &Arc<Self>, server: usize) {
+    fn begin_listed(self: &Arc<Self>, at: usize) {
         let most = self.store.limits();
-        let listed = lock(&self.servers[server]).listed.len();
-        // Each lane once: a lane that may not begin is listed again.
-        for _ in 0..listed {
-            let number = {
-                let mut server = lock(&self.servers[server]);
-                if !server.has_room_for_lane(0) {
-                    return;
-                }
-                server.listed.pop_front()
-            };
-            let Some(number) = number else { return };
+        // A lane that is taken from a list begins a flight, or has nothing to send, or finds that the room is gone. So
+        // this ends.
+        while let Some((number, kind)) = { lock(&self.servers[at]).next_listed() } {
             let (mut lane, mut server) = self.lock(number);
-            lane.is_listed = false;
-            let begins = lane.begins_flight(number, &mut server, most);
+            if lane.listed_at[kind as usize] == Some(at) {
+                lane.listed_at[kind as usize] = None;
+            }
+            let begins = lane.begins_flight_in_turn(number, &mut server, most);
+            // A caller may have begun to drive a flight since the lane was taken from the list.
+            let flights = if begins { Vec::new() } else { server.take_caller_flights(None) };
             drop((lane, server));
+            flights.iter().for_each(|flight| flight.make_task());
             if begins {
                 self.begin(number);
             }
@@ -402,7 +398,7 @@ impl<F: RemoteStore> Lane<F> {
             flights: 0,
             units: 0,
             counted: 0,
-            is_listed: false,
+            listed_at: [None; 2],
             is_starting: false,
             came: 0,
             last_batch_size: 0,
@@ -412,7 +408,17 @@ impl<F: RemoteStore> Lane<F> {
     /// Returns whether the caller has to begin a flight. If so, counts the flight. If not, and the lane has no flight
     /// that would take the waiting requests, lists the lane. `number` is the lane's.
     fn begins_flight(&mut self, number: u16, server: &mut ServerLoad, most: CallLimits) -> bool {
-        let begins = !self.is_starting && self.may_begin(server, most);
+        // Corrections leave room for a check, which would have to wait for the end of a flight otherwise.
+        self.begins_flight_beside(u64::from(!self.queue.has_checks()), number, server, most)
+    }
+
+    /// Does the same for a lane whose turn it is.
+    fn begins_flight_in_turn(&mut self, number: u16, server: &mut ServerLoad, most: CallLimits) -> bool {
+        self.begins_flight_beside(0, number, server, most)
+    }
+
+    fn begins_flight_beside(&mut self, left: u64, number: u16, server: &mut ServerLoad, most: CallLimits) -> bool {
+        let begins = !self.is_starting && self.may_begin(left, server, most);
         if begins {
             self.flights += 1;
             self.is_starting = true;
@@ -425,15 +431,19 @@ impl<F: RemoteStore> Lane<F> {
 
     /// Lists the lane if its requests wait and it has no flight. Counts its waiting requests in the server's load.
     fn list(&mut self, number: u16, server: &mut ServerLoad) {
-        if self.flights == 0 && self.queue.ready() > 0 && !self.is_listed {
-            self.is_listed = true;
-            server.listed.push_back(number);
+        if self.flights == 0 && self.queue.ready() > 0 {
+            let kind = if self.queue.has_checks() { ListKind::Checks } else { ListKind::Corrections };
+            if self.listed_at[kind as usize] != Some(self.server) {
+                self.listed_at[kind as usize] = Some(self.server);
+                server.list(number, kind);
+            }
         }
         self.count_waiting(server);
     }
 
+    /// Counts the waiting requests that delay a check of another lane. Corrections without checks leave room for it.
     fn count_waiting(&mut self, server: &mut ServerLoad) {
-        let waiting = self.queue.before_a_check();
+        let waiting = if self.queue.has_checks() { self.queue.before_a_check() } else { 0 };
         server.waiting = server.waiting - self.counted + waiting;
         self.counted = waiting;
     }
@@ -445,13 +455,12 @@ impl<F: RemoteStore> Lane<F> {
         all
     }
 
-    fn may_begin(&mut self, server: &mut ServerLoad, most: CallLimits) -> bool {
+    /// Returns whether the lane may begin a flight that leaves room for `left` units.
+    fn may_begin(&mut self, left: u64, server: &mut ServerLoad, most: CallLimits) -> bool {
         let (waiting, flights) = (self.queue.ready() as u64, self.flights as u64);
         if waiting == 0 {
             return false;
         }
-        // Corrections leave room for a check, which would have to wait for the end of a flight otherwise.
-        let left = u64::from(self.queue.oldest().is_none());
         if flights == 0 {
             let has_room = server.has_room_for_lane(left);
             if !has_room {
@@ -575,7 +584,7 @@ impl<F: RemoteStore> Flight<F> {
         lane.end_flight(&mut server);
         let flight = self.begun_by.take().and_then(|request| server.take_caller_flight(self.number, request));
         // If other lanes are listed, this lane waits behind them.
-        let others = !server.listed.is_empty();
+        let others = server.has_listed();
         let goes_on = !others && lane.begins_flight(self.number, &mut server, most);
         let listed_at = others.then(|| {
             lane.list(self.number, &mut server);
@@ -611,7 +620,7 @@ impl<F: RemoteStore> Drop for Flight<F> {
         if matches!(state, FlightState::Ended) {
             return;
         }
-        let (mut gone, mut left, mut listed) = (Vec::new(), Vec::new(), VecDeque::new());
+        let (mut gone, mut left, mut listed) = (Vec::new(), Vec::new(), Vec::new());
         {
             let (mut lane, mut server) = self.lanes.lock(self.number);
             lane.end_flight(&mut server);
@@ -632,12 +641,12 @@ impl<F: RemoteStore> Drop for Flight<F> {
                 left = lane.take_all(&mut server);
             }
             if server.flights == 0 {
-                listed = std::mem::take(&mut server.listed);
+                listed = server.take_listed();
             }
         }
         for number in listed {
             let (mut lane, mut server) = self.lanes.lock(number);
-            lane.is_listed = false;
+            lane.listed_at = [None; 2];
             if lane.flights == 0 {
                 left.extend(lane.take_all(&mut server));
             }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use super::batch::{Batch, LaneQueue, QueuedRequest, RemoteStore};
+use super::batch::{Batch, LaneQueue, QueuedRequest, RemoteStore, SHARE};
 
 /// Requests that may all share a flight, in the order in which they came.
 pub(crate) struct Queue<F: RemoteStore> {
@@ -16,10 +16,6 @@ pub(crate) struct Queue<F: RemoteStore> {
 
 /// The maximum number of requests of each kind for which a queue without flights keeps memory.
 pub(super) const SPARE: usize = 16;
-
-/// If there are enough checks to fill a flight, corrections get at most 1/`SHARE` of its room. A flight with less room
-/// has one correction if `SHARE - 1` checks were sent since the last one.
-const SHARE: usize = 4;
 
 impl<F: RemoteStore> Default for Queue<F> {
     fn default() -> Self {
@@ -56,6 +52,7 @@ impl<F: RemoteStore<Queue = Self>> LaneQueue<F> for Queue<F> {
 
     fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<((), usize)> {
         batch.callers.reserve_exact(room.min(self.ready()));
+        // A flight with less room has one correction if `SHARE - 1` checks were taken since the last one.
         let least = usize::from(self.checks_since >= SHARE - 1);
         let mut share = room.saturating_sub(self.checks.len()).max(room / SHARE).max(least);
         while batch.callers.len() < room {
@@ -90,6 +87,10 @@ impl<F: RemoteStore<Queue = Self>> LaneQueue<F> for Queue<F> {
         let has =
             |queue: &VecDeque<QueuedRequest<F>>| queue.binary_search_by_key(&number, |waiting| waiting.number).is_ok();
         has(&self.checks) || has(&self.corrections)
+    }
+
+    fn has_checks(&self) -> bool {
+        !self.checks.is_empty()
     }
 
     fn oldest(&self) -> Option<Instant> {

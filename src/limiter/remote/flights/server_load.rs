@@ -3,7 +3,7 @@
 //! The requests of a lane may share a flight. A server of a cluster has a lane for each of its slots, and what these
 //! lanes have in flight together is the server's load. So the law of load holds for the server, and not for each lane:
 //! a lane without flights begins one only if the server's window has room. Otherwise the lane is listed, and the next
-//! flight of the server that ends lets the listed lanes begin, the first one first.
+//! flight of the server that ends lets the listed lanes begin, in their turns.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,12 +11,19 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::batch::{CallLimits, Calls};
+use super::batch::{CallLimits, Calls, SHARE};
 use super::caller_flight::CallerFlight;
 use super::halving::StoreClock;
 use super::load_window::LoadWindow;
 use super::quickest::{QuickestCall, REMEMBERED};
 use crate::limiter::remote::unanswered::{Shed, Unanswered};
+
+/// The list in which a lane waits for room.
+#[derive(Clone, Copy)]
+pub(super) enum ListKind {
+    Checks,
+    Corrections,
+}
 
 /// The load of a server, and the limits of its flights.
 pub(super) struct ServerLoad {
@@ -37,8 +44,10 @@ pub(super) struct ServerLoad {
     pub(super) waiting: usize,
     /// The number of flights that the server answered.
     pub(super) answered: u64,
-    /// The lanes without flights whose requests wait until the window has room.
-    pub(super) listed: VecDeque<u16>,
+    /// The lanes without flights whose checks wait until the window has room, and those with corrections only.
+    listed: [VecDeque<u16>; 2],
+    /// The number of turns that lanes with checks had since the last turn of a lane with corrections only.
+    turns_since: usize,
     /// The flights that callers drive, each with its lane, and with the number of the request that began it.
     caller_flights: Vec<(u16, u64, Arc<CallerFlight>)>,
     /// The instant from which the next request is not ahead of its time, if requests are sent evenly.
@@ -57,7 +66,8 @@ impl ServerLoad {
             units: 0,
             waiting: 0,
             answered: 0,
-            listed: VecDeque::new(),
+            listed: [VecDeque::new(), VecDeque::new()],
+            turns_since: SHARE,
             caller_flights: Vec::new(),
             next_paced: None,
         }
@@ -75,6 +85,42 @@ impl ServerLoad {
     /// always begins a flight if the server has none.
     pub(super) fn has_room_for_lane(&self, left: u64) -> bool {
         self.flights == 0 || self.window.has_room(self.units + self.starting + left, 1, 1)
+    }
+
+    /// Returns whether a lane waits for room.
+    pub(super) fn has_listed(&self) -> bool {
+        self.listed.iter().any(|list| !list.is_empty())
+    }
+
+    /// Adds a lane to the end of one of the lists.
+    pub(super) fn list(&mut self, lane: u16, kind: ListKind) {
+        self.listed[kind as usize].push_back(lane);
+    }
+
+    /// Removes and returns the lane whose turn it is, if the window has room for it. One of `SHARE` turns is that of a
+    /// lane with corrections only. If no checks wait, such a lane leaves room for a check.
+    pub(super) fn next_listed(&mut self) -> Option<(u16, ListKind)> {
+        let [checks, corrections] = &self.listed;
+        let kind = match (checks.is_empty(), corrections.is_empty()) {
+            (false, false) if self.turns_since >= SHARE - 1 => ListKind::Corrections,
+            (false, _) => ListKind::Checks,
+            _ => ListKind::Corrections,
+        };
+        let left = u64::from(checks.is_empty());
+        if !self.has_room_for_lane(left) {
+            return None;
+        }
+        let lane = self.listed[kind as usize].pop_front()?;
+        self.turns_since = match kind {
+            ListKind::Checks => self.turns_since.saturating_add(1),
+            ListKind::Corrections => 0,
+        };
+        Some((lane, kind))
+    }
+
+    /// Removes and returns all listed lanes.
+    pub(super) fn take_listed(&mut self) -> Vec<u16> {
+        self.listed.iter_mut().flat_map(std::mem::take).collect()
     }
 
     /// Returns whether the window has room for a whole flight of these waiting units, besides `left` units.
@@ -181,8 +227,12 @@ impl ServerLoad {
         Some(self.caller_flights.swap_remove(at).2)
     }
 
-    /// Removes and returns all flights that callers drive.
-    pub(super) fn take_caller_flights(&mut self) -> Vec<(u16, u64, Arc<CallerFlight>)> {
-        std::mem::take(&mut self.caller_flights)
+    /// Removes and returns the flights that callers drive, of one lane or of all.
+    pub(super) fn take_caller_flights(&mut self, lane: Option<u16>) -> Vec<Arc<CallerFlight>> {
+        let is_taken = |of: u16| lane.is_none_or(|lane| of == lane);
+        let (taken, left): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.caller_flights).into_iter().partition(|(of, ..)| is_taken(*of));
+        self.caller_flights = left;
+        taken.into_iter().map(|(.., flight)| flight).collect()
     }
 }

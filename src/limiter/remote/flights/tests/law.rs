@@ -281,6 +281,25 @@ async fn slots_of_a_server_share_what_it_can_decide() {
     }
 }
 
+/// A stall makes all callers go, and each late answer is refunded, in as many slots.
+#[tokio::test(start_paused = true)]
+async fn corrections_in_many_slots_do_not_crowd_out_checks() {
+    let server = Server::new(Way { trip: 2 * MS, each: MS, ..Way::default() });
+    let limiter = server.limiter_of_lanes(5_461);
+    let refunds = Arc::clone(&limiter);
+    tokio::spawn(async move {
+        tokio::time::sleep(10 * SECOND).await;
+        for lane in 0..2_000 {
+            let _ = refunds.send(lane, false, |_| ());
+        }
+    });
+    let ends = offer(&limiter, 500, 20 * SECOND).await;
+    let decided = decided(&ends, 10 * SECOND, 5 * SECOND);
+    println!("{decided} decided, {} corrections", server.0.corrections.load(Ordering::Relaxed));
+    assert!(decided >= 350, "{decided} decided of 500");
+    assert!(server.0.corrections.load(Ordering::Relaxed) >= 2_000);
+}
+
 /// The slots of a far server have as many calls as checks come.
 #[tokio::test(start_paused = true)]
 async fn slots_of_a_far_server_decide_all_that_is_offered() {

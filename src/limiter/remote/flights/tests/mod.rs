@@ -560,7 +560,7 @@ async fn lanes_of_a_server_share_its_window() {
     }
     let (lane, server) = flights.0.lock(0);
     assert_eq!((server.flights, server.units, server.waiting, server.starting), (0, 0, 0, 0));
-    assert!(server.listed.is_empty() && lane.flights == 0);
+    assert!(!server.has_listed() && lane.flights == 0);
 }
 
 #[tokio::test(start_paused = true)]
