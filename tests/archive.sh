@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 features=${1:-axum,tonic,tokio,fleet,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance,time-zones}
 
 # Kilobytes of the compressed archives. Something that does not belong there is found by it: raise it for code and its words only.
-limit_library=1280
+limit_library=1300
 limit_program=200
 
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
