@@ -62,7 +62,7 @@ impl Times {
         let at_most = |most: f64, part: f64| Duration::from_secs_f64(most.min(seconds / part));
         Self {
             all: Duration::from_secs_f64(seconds),
-            warm: at_most(600.0, 3.0),
+            warm: at_most(1_800.0, 3.0),
             round: at_most(60.0, 3.0),
             away: at_most(3.0, 10.0),
             change: at_most(10.0, 3.0),
