@@ -114,7 +114,7 @@ pub trait Limiter: Send + Sync + 'static {
     /// A limiter of this crate with a store checks a key that only probes use, at most once a second. All probes of a
     /// second get the same answer. So a probe succeeds again after the store recovers, even without requests, and
     /// fails if the store cannot write. A probe also fails if the store answers later than the deadline. An
-    /// [overload](Self::is_overload) of this process is not an error. But after a failed probe, probes succeed again
+    /// [overload](Self::is_overload) is not an error. But after a failed probe, probes succeed again
     /// only if the store has answered within the deadline. The probe of a
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if the probes of both limiters fail.
     ///

@@ -49,8 +49,9 @@ struct CachedDenial {
     /// The key of the slot whose units were last refunded. Its denials are not remembered if their calls were sent
     /// before this instant.
     refunded: Option<(Tag, Timestamp)>,
-    /// The same instant for all other keys: the latest instant of the keys that were refunded before that key. So a
-    /// refund of one key blocks another key only if two keys of the slot are refunded within [`SETTLING`].
+    /// Denials of all other keys are not remembered if their calls were sent before this instant. It is the latest
+    /// such instant of the keys that were refunded before. So a refund of one key blocks another key only if two keys
+    /// of the slot are refunded within [`SETTLING`].
     others_from: Timestamp,
 }
 

@@ -309,7 +309,8 @@ impl<F: RemoteStore> Lanes<F> {
             if lane.listed_at[kind as usize] == Some(at) {
                 lane.listed_at[kind as usize] = None;
             }
-            let begins = lane.begins_flight_in_turn(number, &mut server, most);
+            // It is the lane's turn, so corrections leave no room.
+            let begins = lane.begins_flight_beside(0, number, &mut server, most);
             // A caller may have begun to drive a flight since the lane was taken from the list.
             let flights = if begins { Vec::new() } else { server.take_caller_flights(None) };
             drop((lane, server));
@@ -412,11 +413,7 @@ impl<F: RemoteStore> Lane<F> {
         self.begins_flight_beside(u64::from(!self.queue.has_checks()), number, server, most)
     }
 
-    /// Does the same for a lane whose turn it is.
-    fn begins_flight_in_turn(&mut self, number: u16, server: &mut ServerLoad, most: CallLimits) -> bool {
-        self.begins_flight_beside(0, number, server, most)
-    }
-
+    /// Does the same, with room for `left` units that stays free.
     fn begins_flight_beside(&mut self, left: u64, number: u16, server: &mut ServerLoad, most: CallLimits) -> bool {
         let begins = !self.is_starting && self.may_begin(left, server, most);
         if begins {

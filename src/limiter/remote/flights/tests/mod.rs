@@ -627,7 +627,7 @@ async fn ten_thousand_at_once_are_each_answered_once_and_their_own() {
     assert_eq!(carried.len(), before, "none was carried twice");
 }
 
-/// What the store's clock showed in an answer is known to the next calls to that server, later by the time since.
+/// An answer reports the server's time. Later calls to this server get that time plus the time since the answer.
 #[tokio::test(start_paused = true)]
 async fn next_call_knows_the_time_of_the_store() {
     const TOLD: Timestamp = Timestamp::from_micros(1_900_000_000_000_000);
