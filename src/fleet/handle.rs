@@ -331,15 +331,24 @@ impl Fleet {
     /// Returns the entries that are in force now.
     #[must_use]
     pub fn entries(&self) -> Vec<FleetEntry> {
-        let (document, now) = (Arc::clone(&lock(&self.0.state).in_force.document), self.0.clock.now());
-        document.entries.values().filter(|entry| entry.holds(now)).map(|entry| FleetEntry::clone(entry)).collect()
+        self.all_in_force().1
     }
 
     /// Returns the last 100 actions of all processes, the latest first.
     #[must_use]
     pub fn actions(&self) -> Vec<FleetAction> {
-        let document = Arc::clone(&lock(&self.0.state).in_force.document);
-        document.actions.iter().cloned().collect()
+        self.all_in_force().2
+    }
+
+    /// Returns the revision in force, its entries that hold now, and its actions, all of the same document.
+    pub(crate) fn all_in_force(&self) -> (FleetInForce, Vec<FleetEntry>, Vec<FleetAction>) {
+        let (in_force, document) = {
+            let state = lock(&self.0.state);
+            (state.in_force(), Arc::clone(&state.in_force.document))
+        };
+        let now = self.0.clock.now();
+        let entries = document.entries.values().filter(|entry| entry.holds(now));
+        (in_force, entries.map(|entry| FleetEntry::clone(entry)).collect(), document.actions.iter().cloned().collect())
     }
 }
 

@@ -16,9 +16,10 @@ impl Fleet {
     pub fn to_json(&self) -> String {
         let mut json = String::new();
         let mut object = Object::begin(&mut json);
-        push_in_force(&mut object, &self.in_force());
-        object.list("entries", self.entries(), |json, entry| push_entry(json, &entry));
-        object.list("actions", self.actions(), |json, action| push_action(json, &action));
+        let (in_force, entries, actions) = self.all_in_force();
+        push_in_force(&mut object, &in_force);
+        object.list("entries", entries, |json, entry| push_entry(json, &entry));
+        object.list("actions", actions, |json, action| push_action(json, &action));
         object.end();
         json
     }

@@ -86,7 +86,7 @@ pub(super) struct FleetRow {
 
 impl FleetView {
     pub(super) fn new(fleet: &Fleet, stats: &Stats) -> Self {
-        let (in_force, secret) = (fleet.in_force(), fleet.secret());
+        let ((in_force, entries, actions), secret) = (fleet.all_in_force(), fleet.secret());
         let row = |target: &FleetTarget, value: Option<&str>, until, at, by: &str, why: &str| FleetRow {
             entry: entry_id(secret, target),
             kind: target.kind(),
@@ -102,7 +102,6 @@ impl FleetView {
             #[cfg(feature = "rules")]
             changes: None,
         };
-        let entries = fleet.entries();
         let of_entry = |FleetEntry { target, value, until, at, by, why, .. }: &FleetEntry| {
             row(target, Some(value), *until, *at, by, why)
         };
@@ -122,7 +121,7 @@ impl FleetView {
             restored_at: in_force.restored_at,
             error: in_force.error,
             entries: entries.iter().map(of_entry).collect(),
-            actions: fleet.actions().iter().map(of_action).collect(),
+            actions: actions.iter().map(of_action).collect(),
             settable: fleet.settable(),
         }
     }

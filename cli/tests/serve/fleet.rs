@@ -98,6 +98,8 @@ fn incident_is_handled_in_all_processes_by_one() {
     wait_until(|| check(&third, "203.0.113.9") == (false, Some(403)));
     let [first, third] = [&servers[0], &third].map(settings);
     assert_eq!((&first["hash"], &first["entries"]), (&third["hash"], &third["entries"]));
+    // Server 1 has let a request pass, and the revision is in force once all tables follow it.
+    wait_until(|| settings(&servers[1])["revision"] == 3);
     let metrics = get(servers[1].admin, "/metrics", &[]).body;
     assert!(metrics.contains("\nratelimit_fleet_revision 3\n") && metrics.contains("\nratelimit_fleet_unreadable 0\n"));
     let page = get(servers[1].admin, "/limits", &[OPERATOR]).body;
@@ -572,6 +574,8 @@ fn page_of_any_process_acts_for_all() {
     assert_eq!(form(&servers[0], "action=set&setting=mode+client&value=shadow&why=too+strict").status, 200);
     wait_until(|| check(&servers[1], "192.0.2.1").0);
     let page = |at: usize| get(servers[at].admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
+    // The page shows a setting once all tables follow it.
+    wait_until(|| page(1)["fleet"]["revision"] == 1);
     let entry = page(1)["fleet"]["entries"][0]["entry"].as_str().unwrap().to_owned();
     assert_eq!(form(&servers[1], &format!("action=end&entry={entry}&seen=1&why=over")).status, 200);
     wait_until(|| !check(&servers[0], "192.0.2.1").0);
