@@ -111,20 +111,20 @@ impl Fleet {
     }
 
     /// Adds an observer of [events](crate::observe::FleetEvent). If several observers have one
-    /// [identity](Observer::identity), only the first is added. The new observer at once gets the
-    /// revision in force, and the error if the store does not answer. An observer must not wait for
-    /// [`change`](Self::change), because the change waits for the observers.
+    /// [identity](Observer::identity), only the first is added. The new observer first gets the
+    /// revision in force, and the error if the store does not answer. All observers get the events in order,
+    /// one at a time. An observer must not wait for [`change`](Self::change), because the change waits for
+    /// the observers.
     pub fn observe(&self, observer: impl Observer + 'static) {
         let observer: Arc<dyn Observer> = Arc::new(observer);
-        let (in_force, unreadable) = {
+        {
             let mut state = lock(&self.0.state);
             if state.observers.iter().any(|other| other.identity() == observer.identity()) {
                 return;
             }
-            state.observers.push(Arc::clone(&observer));
-            (state.in_force_event(), state.unreadable())
-        };
-        [Some(in_force), unreadable].iter().flatten().for_each(|event| observer.on_fleet_event(event));
+            state.add_observer(observer);
+        }
+        self.0.report();
     }
 
     /// Returns the mode with this name. The mode is `otherwise` unless an operator has set another mode. Only the

@@ -10,9 +10,7 @@ use std::task::Poll;
 use super::change::{FleetEntry, FleetKind};
 use super::document::FleetDocument;
 use super::error::FleetError;
-#[cfg(feature = "rules")]
-use super::state::FleetState;
-use super::state::{Applying, FleetShared, KnownFleet, PAUSE, aside, report_event};
+use super::state::{Applying, FleetShared, FleetState, KnownFleet, PAUSE, aside};
 #[cfg(feature = "rules")]
 use super::tables::{FleetRuleSettings, OwnOverrides};
 use super::tables::{FleetTable, NamedTable};
@@ -56,9 +54,11 @@ impl FleetShared {
         }
     }
 
-    /// Waits until this revision or a later one is in force. Another thread may be putting the revision in force.
+    /// Waits until this revision or a later one is in force, and the observers know. Another thread may be putting the
+    /// revision in force.
     pub(super) async fn wait_until_in_force(&self, revision: u64) {
-        while lock(&self.state).in_force.document.revision < revision {
+        let is_known = |state: &FleetState| state.in_force.document.revision >= revision && state.has_reported();
+        while !is_known(&lock(&self.state)) {
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -81,7 +81,7 @@ impl FleetShared {
             for (name, table) in &tables {
                 contained(|| follow_table(&known.document, name, table, &tables, now));
             }
-            let (event, observers) = {
+            {
                 let mut state = lock(&self.state);
                 state.ends = known.document.next_end(now);
                 if state.in_force.version == known.version {
@@ -93,9 +93,10 @@ impl FleetShared {
                     continue;
                 }
                 (state.in_force, state.in_force_since) = (known, now);
-                (state.in_force_event(), state.observers.clone())
-            };
-            report_event(&observers, &event);
+                let event = state.in_force_event();
+                state.add_report(event);
+            }
+            self.report();
         }
     }
 

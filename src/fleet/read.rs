@@ -8,7 +8,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::error::FleetError;
 #[cfg(feature = "status")]
 use super::reports::ReportedFleet;
-use super::state::{FleetShared, KnownFleet, aside, report_event};
+use super::state::{FleetShared, KnownFleet, aside};
 #[cfg(feature = "status")]
 use super::tables::NamedTable;
 use crate::base::sync::lock;
@@ -55,7 +55,7 @@ impl FleetShared {
     pub(super) async fn read(self: &Arc<Self>) -> Result<(), FleetError> {
         let read = self.read_text().await;
         let now = self.clock.now();
-        let (event, observers) = {
+        {
             let mut state = lock(&self.state);
             let error = read.as_ref().err().map(|error| Arc::from(WithSources(error).to_string()));
             let had_error = state.error.is_some();
@@ -68,17 +68,19 @@ impl FleetShared {
                 None if had_error => Some(FleetEvent::readable(state.in_force.document.revision)),
                 _ => None,
             };
-            (event, state.observers.clone())
-        };
-        if let Some(event) = event {
-            report_event(&observers, &event);
+            event.into_iter().for_each(|event| state.add_report(event));
         }
+        self.report();
         read
     }
 
     async fn read_text(self: &Arc<Self>) -> Result<(), FleetError> {
         let version = lock(&self.state).known.version;
-        let TextRead::Changed(found) = self.call(self.text.load(version)).await? else { return Ok(()) };
+        let TextRead::Changed(found) = self.call(self.text.load(version)).await? else {
+            let written = lock(&self.state).restoring.take();
+            written.into_iter().for_each(|revision| self.has_restored(revision));
+            return Ok(());
+        };
         let expect = found.as_ref().map(|found| found.version);
         let next = aside(move || found.as_ref().map(KnownFleet::parse).transpose()).await??;
         let known = lock(&self.state).known.clone();
@@ -88,18 +90,26 @@ impl FleetShared {
             // back at the same time, and then they report it.
             let revision = known.document.revision;
             let lost = aside(move || VersionedText::new(version, known.document.to_text())).await?;
-            if self.call(self.text.swap(expect, &lost)).await? {
-                let observers = {
-                    let mut state = lock(&self.state);
-                    state.restored_at = Some(self.clock.now());
-                    state.observers.clone()
-                };
-                report_event(&observers, &FleetEvent::restored(revision));
+            lock(&self.state).restoring = Some(revision);
+            let is_written = self.call(self.text.swap(expect, &lost)).await?;
+            lock(&self.state).restoring = None;
+            if is_written {
+                self.has_restored(revision);
             }
         } else if let Some(next) = next {
             self.put_in_force(next).await?;
         }
         Ok(())
+    }
+
+    /// Notes and reports that this process has written back settings that the store had lost.
+    fn has_restored(&self, revision: u64) {
+        {
+            let mut state = lock(&self.state);
+            state.restored_at = Some(self.clock.now());
+            state.add_report(FleetEvent::restored(revision));
+        }
+        self.report();
     }
 }
 

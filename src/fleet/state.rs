@@ -1,5 +1,6 @@
 //! The state of a fleet in this process, and the calls to the store.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::in_force::FleetInForce;
 #[cfg(feature = "status")]
 use super::reports::Reporter;
 use super::tables::NamedTable;
-use crate::base::sync::{Mutex, contained};
+use crate::base::sync::{Mutex, contained, lock};
 use crate::base::time::Timestamp;
 use crate::clock::Clock;
 use crate::error::BoxError;
@@ -44,6 +45,25 @@ impl FleetShared {
             }
         }
     }
+
+    /// Makes the reports that are due, in their order, until none is left. If another thread makes reports, it makes
+    /// these as well. The lock is not held while observers are called, because they may use the fleet.
+    pub(super) fn report(&self) {
+        let mut state = lock(&self.state);
+        if state.is_reporting {
+            return;
+        }
+        while let Some(FleetReport { event, observers, is_logged }) = state.reports.pop_front() {
+            state.is_reporting = true;
+            drop(state);
+            if is_logged {
+                contained(|| event.log());
+            }
+            observers.iter().for_each(|observer| contained(|| observer.on_fleet_event(&event)));
+            state = lock(&self.state);
+        }
+        state.is_reporting = false;
+    }
 }
 
 /// The documents and tables of a fleet in this process.
@@ -62,9 +82,17 @@ pub(super) struct FleetState {
     pub(super) read_at: Option<Timestamp>,
     /// When this process last wrote back settings that the store had lost.
     pub(super) restored_at: Option<Timestamp>,
+    /// The revision that this process wrote back without an answer. If the next reading finds it in the store, it was
+    /// written.
+    pub(super) restoring: Option<u64>,
     pub(super) error: Option<Arc<str>>,
     pub(super) tables: Vec<NamedTable>,
     pub(super) observers: Vec<Arc<dyn Observer>>,
+    /// The reports that are due. They are added together with the changes that they report, so they are in the order
+    /// of the changes.
+    reports: VecDeque<FleetReport>,
+    /// Whether a thread makes reports now.
+    is_reporting: bool,
     /// Whether the settings are in a file, which no other process uses.
     #[cfg(feature = "status")]
     pub(super) is_in_file: bool,
@@ -85,6 +113,7 @@ impl FleetState {
         }
     }
 
+    /// Returns the event of the revision in force.
     pub(super) fn in_force_event(&self) -> FleetEvent {
         FleetEvent::in_force(self.in_force.document.revision, self.in_force.hash, self.in_force_since)
     }
@@ -93,6 +122,24 @@ impl FleetState {
     pub(super) fn unreadable(&self) -> Option<FleetEvent> {
         let error = self.error.as_deref()?;
         Some(FleetEvent::unreadable(self.read_at.map(|_| self.in_force.document.revision), error))
+    }
+
+    /// Adds a report of an event to all observers. The caller has to make the reports once it does not hold the lock.
+    pub(super) fn add_report(&mut self, event: FleetEvent) {
+        self.reports.push_back(FleetReport { event, observers: self.observers.clone(), is_logged: true });
+    }
+
+    /// Adds an observer, and the reports of the present state to it.
+    pub(super) fn add_observer(&mut self, observer: Arc<dyn Observer>) {
+        for event in [Some(self.in_force_event()), self.unreadable()].into_iter().flatten() {
+            self.reports.push_back(FleetReport { event, observers: vec![Arc::clone(&observer)], is_logged: false });
+        }
+        self.observers.push(observer);
+    }
+
+    /// Returns whether all observers have got all events.
+    pub(super) fn has_reported(&self) -> bool {
+        self.reports.is_empty() && !self.is_reporting
     }
 }
 
@@ -146,8 +193,9 @@ pub(super) async fn aside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 's
     })
 }
 
-/// Writes an event to the log, and reports it to the observers.
-pub(super) fn report_event(observers: &[Arc<dyn Observer>], event: &FleetEvent) {
-    event.log();
-    observers.iter().for_each(|observer| contained(|| observer.on_fleet_event(event)));
+/// An event, and the observers that have to get it.
+struct FleetReport {
+    event: FleetEvent,
+    observers: Vec<Arc<dyn Observer>>,
+    is_logged: bool,
 }

@@ -1,5 +1,7 @@
 //! Readings of the text: failures, lost and foreign texts, entries that end, and events.
 
+use std::sync::mpsc;
+
 use super::*;
 use crate::clock::Clock;
 use crate::event::FleetEvent;
@@ -52,6 +54,25 @@ async fn text_that_the_store_lost_is_put_back() {
         let kept = lock(&text.0).text.clone().unwrap();
         assert!(kept.text.starts_with("tower-ratelimit-fleet 1 2\n"), "{}", kept.text);
     }
+}
+
+/// Without an answer, the process learns from its next reading that its text is in the store.
+#[tokio::test(start_paused = true)]
+async fn write_back_without_an_answer_is_reported_once() {
+    let (text, clock) = (InMemory::default(), ManualClock::new());
+    let only = fleet(&text, &clock).await;
+    only.mode("client", Mode::Enforce);
+    only.change("alice", "", shadow()).await.unwrap();
+    let seen = Revisions::default();
+    only.observe(seen.clone());
+    lock(&text.0).text = None;
+    text.set_fault(Fault::LostAnswers);
+    second().await;
+    text.set_fault(Fault::None);
+    second().await;
+    second().await;
+    let restored = lock(&seen.0).iter().filter(|event| **event == FleetEvent::restored(1)).count();
+    assert!(restored == 1 && only.in_force().restored_at.is_some(), "{:?}", lock(&seen.0));
 }
 
 /// A page asks for the secret when an operator explains a request.
@@ -140,6 +161,53 @@ async fn observers_get_each_event_once() {
     // The revision in force when the observer came, and the one that the change made.
     let seen = both.map(|observer| lock(&observer.0).len());
     assert_eq!(seen, [2, 2]);
+}
+
+/// An observer that is slow with its first event.
+struct Slow {
+    seen: Revisions,
+    entered: mpsc::Sender<()>,
+    goes_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Observer for Slow {
+    fn on_outcome(&self, _: &Observed<'_>) {}
+
+    fn on_fleet_event(&self, event: &FleetEvent) {
+        if lock(&self.seen.0).is_empty() && self.entered.send(()).is_ok() {
+            let _ = lock(&self.goes_on).recv();
+        }
+        self.seen.on_fleet_event(event);
+    }
+}
+
+/// Otherwise a gauge of the revision would keep the older one.
+#[tokio::test(start_paused = true)]
+async fn observers_get_events_in_order_and_changes_wait_for_them() {
+    let (_, _, [here, _]) = processes().await;
+    here.mode("client", Mode::Enforce);
+    let seen = Revisions::default();
+    let ((entered, has_entered), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+    let slow = Slow { seen: seen.clone(), entered, goes_on: Mutex::new(goes_on) };
+    let observing = std::thread::spawn({
+        let here = here.clone();
+        move || here.observe(slow)
+    });
+    has_entered.recv().unwrap();
+    let change = tokio::spawn({
+        let here = here.clone();
+        async move { here.change("alice", "", shadow()).await }
+    });
+    while here.in_force().revision == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(lock(&seen.0).is_empty() && !change.is_finished(), "{:?}", lock(&seen.0));
+    go_on.send(()).unwrap();
+    observing.join().unwrap();
+    assert_eq!(change.await.unwrap().unwrap(), 1);
+    let revisions: Vec<_> =
+        lock(&seen.0).iter().map(|event| matches!(event, FleetEvent::InForce { revision: 1, .. })).collect();
+    assert_eq!(revisions, [false, true], "{:?}", lock(&seen.0));
 }
 
 #[tokio::test(start_paused = true)]
