@@ -189,6 +189,7 @@ async fn connection(
     let mut age = pin!(sleep(bounds.max_age));
     loop {
         tokio::select! {
+            biased; // a request that came in time is read, even if this task has not run since
             ended = connection.as_mut() => {
                 // hyper answers 431 by itself. Any other reason is the client's business.
                 if ended.is_err_and(|error| error.downcast_ref().is_some_and(hyper::Error::is_parse_too_large)) {

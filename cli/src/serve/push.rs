@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tower_ratelimit::fleet::{Fleet, FleetChange, FleetEntry, FleetKind, FleetProcesses};
+use tokio::time::sleep;
+use tower_ratelimit::fleet::{Fleet, FleetChange, FleetEntry, FleetError, FleetErrorKind, FleetKind, FleetProcesses};
 use tower_ratelimit::limiter::BoxLimiter;
 use tower_ratelimit::observe::Observer;
 use tower_ratelimit::rules::compare;
@@ -17,6 +18,9 @@ use crate::{check, diff, exit, files};
 
 /// The time in which the store has to answer.
 const WITHIN: Duration = Duration::from_secs(10);
+
+/// The pause after a reading that failed.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// The deadline of the store's limiter. It decides about no request, so the store may be far away.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -198,6 +202,17 @@ fn changes_of(before: &str, now: &str) -> String {
     }
 }
 
+/// Reads which processes there are. A store that is far or busy gets several tries.
+async fn processes(fleet: &Fleet) -> Result<FleetProcesses, FleetError> {
+    let began = Instant::now();
+    loop {
+        match fleet.processes().await {
+            Err(error) if error.kind() == FleetErrorKind::Unavailable && began.elapsed() < WITHIN => sleep(PAUSE).await,
+            answer => return answer,
+        }
+    }
+}
+
 /// Says how many processes take the rules of a name, and when. `may_start_later` says that they need not run now.
 ///
 /// # Errors
@@ -209,7 +224,7 @@ async fn users(
     [use_name, or_first]: [&str; 2],
 ) -> Result<(String, &'static str), Failure> {
     let unread = |error| Failure::setup(format_args!("nothing was changed: {}", text_with_causes(&error)));
-    let FleetProcesses { count, rules, may_miss_processes, .. } = fleet.processes().await.map_err(unread)?;
+    let FleetProcesses { count, rules, may_miss_processes, .. } = processes(fleet).await.map_err(unread)?;
     let named = format!("whose rules are named `{name}`");
     let (soon, least) = ("within two seconds", if may_miss_processes { "at least " } else { "" });
     match rules.get(name) {
