@@ -461,11 +461,14 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
         let unnamed = post_json(server.admin, "/v1/settings", &[], &block.to_string());
         assert_eq!(unnamed.status, 401);
         assert_eq!(set(&server, &block).status, 200);
-        assert_eq!(check(&server, "203.0.113.9"), (false, Some(403)));
+        // A refusal that comes while somebody reads the statistics is not noted.
+        wait_until(|| {
+            assert_eq!(check(&server, "203.0.113.9"), (false, Some(403)));
+            let page = get(server.admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
+            page["recent_refusals"][0]["network"] == "203.0.113.9/32"
+        });
         let page = get(server.admin, "/limits", &[OPERATOR]).body;
         assert!(page.contains("network 203.0.113.9/32<span class=\"mode\">denied"), "{page}");
-        let page = get(server.admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
-        assert_eq!(page["recent_refusals"][0]["network"], "203.0.113.9/32");
     }
     let mut server = serve(&["--fleet", &file]);
     // A server that has no time to read the file listens before it has read it.
@@ -483,14 +486,17 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
     assert!(line["file"].is_null() && message.starts_with(said) && message.contains(" -> 3 per day, "), "{line}");
     // A key that nobody used may be mistyped, and a fingerprint is no key.
     let raise_of = |subject: &str| json!({"kind": "override", "name": "client", "subject": subject, "value": "9 per day", "why": "a sale"});
-    let _ = check(&server, "192.0.2.7");
+    let fingerprint = || {
+        let _ = check(&server, "192.0.2.7");
+        let listed = get(server.admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
+        listed["policies"][0]["most_used"][0]["fingerprint"].as_str().map(str::to_owned)
+    };
+    wait_until(|| fingerprint().is_some());
     let unused = set(&server, &raise_of("192.0.2.8"));
     assert!(unused.json()["warning"].as_str().unwrap().starts_with("nothing is counted for this key"), "{unused:?}");
     let used = set(&server, &raise_of("192.0.2.7"));
     assert!(used.status == 200 && used.json()["warning"].is_null(), "{used:?}");
-    let listed = get(server.admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
-    let fingerprint = listed["policies"][0]["most_used"][0]["fingerprint"].as_str().unwrap();
-    let refused = set(&server, &raise_of(fingerprint));
+    let refused = set(&server, &raise_of(&fingerprint().unwrap()));
     assert!(refused.status == 400 && refused.body.contains("is the fingerprint of a key"), "{refused:?}");
     // The log has the fingerprint of a key, as the page has, whether the change is made or not.
     let raise = |value: &str| json!({"kind": "override", "name": "client", "subject": "198.51.100.77", "value": value, "why": "a sale"});
