@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::health;
 use crate::http::get;
+use crate::proxies;
 use crate::python;
 use crate::server::{Folder, Proxy, Server, example, rules};
 use crate::support::redis_server::free_port;
@@ -226,7 +227,7 @@ fn containers_limit_together() {
     // The proxy: its script changes the example's file.
     let (port, folder) = (free_port(), Folder::new());
     let path = folder.path().display().to_string();
-    folder.write("limits.conf", &example("nginx.conf"));
+    folder.write("limits.conf", &proxies::patient(&example("nginx.conf")));
     let words = command_of(&services["proxy"]);
     assert_eq!(words[..2], ["sh", "-c"]);
     let here = format!(

@@ -19,7 +19,7 @@ pub(crate) struct Setup {
 }
 
 /// Returns a file of an example with times that a busy machine keeps.
-fn patient(text: &str) -> String {
+pub(crate) fn patient(text: &str) -> String {
     let times = [("timeout: 1s", "timeout: 60s"), ("read_timeout 5s", "read_timeout 60s"), ("= 5000", "= 60000")];
     times.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
