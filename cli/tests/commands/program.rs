@@ -25,6 +25,7 @@ impl Folder {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("tower-ratelimit-cli-{}-{number}", std::process::id()));
+        let _ = fs::remove_dir_all(&path); // of an earlier run that was killed
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }

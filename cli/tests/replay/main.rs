@@ -9,6 +9,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
 
@@ -17,7 +18,10 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("replay-{}-{name}", std::process::id()));
+        static NUMBER: AtomicU32 = AtomicU32::new(0); // two tests may use one name
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("replay-{}-{number}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path); // of an earlier run that was killed
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
