@@ -18,14 +18,8 @@ const JSON: (&str, &str) = ("Content-Type", "application/json");
 fn rest(stream: &mut TcpStream) -> String {
     stream.set_read_timeout(Some(LONG)).unwrap();
     let mut bytes = Vec::new();
-    let mut part = [0; 4_096];
-    // A reset is an end as well.
-    while let Ok(count) = stream.read(&mut part) {
-        if count == 0 {
-            break;
-        }
-        bytes.extend_from_slice(&part[..count]);
-    }
+    // A reset is an end as well. A signal that interrupts a read is none.
+    let _ = stream.read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -254,14 +248,8 @@ fn ends_while_written_to(stream: &mut TcpStream, bytes: impl Iterator<Item = Vec
             return !is_late(&error);
         }
     }
-    let mut part = [0; 4_096];
-    loop {
-        match stream.read(&mut part) {
-            Ok(0) => return true,
-            Ok(_) => {}
-            Err(error) => return !is_late(&error),
-        }
-    }
+    // A signal that interrupts a read is no end.
+    !stream.read_to_end(&mut Vec::new()).is_err_and(|error| is_late(&error))
 }
 
 #[test]
