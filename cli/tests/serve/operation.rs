@@ -210,7 +210,9 @@ fn settings_come_from_flags_variables_and_a_file() {
 
 #[test]
 fn server_drains_at_its_end() {
-    let mut server = Server::start(RULES, &["--drain-delay", "1h"]);
+    // The system gives this port to no other process once the server has ended.
+    let listen = format!("127.0.0.1:{}", free_port());
+    let mut server = Server::start(RULES, &["--listen", &listen, "--drain-delay", "1h"]);
     let mut kept = Connection::open(server.asked).unwrap();
     assert_eq!(kept.send("GET", "/ready", &[], "").unwrap().header("connection"), "");
     let mut idle = Connection::open(server.asked).unwrap();
