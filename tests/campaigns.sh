@@ -44,7 +44,7 @@ campaign in-flight-redis 1 "RATELIMIT_CAMPAIGN=1 IN_FLIGHT_REQUESTS=1000000 $tes
 # Mixed traffic for eight hours in nine slices, while Redis is killed each minute. Prints a line each minute, and the figures at the
 # end. Each slice goes on with the data in the Redis of the one before, and the slope of the memory is that of all slices. The
 # setting tells glibc to keep no freed blocks for each thread: these become more for hours, and look like memory that is lost.
-campaign soak 9 "RATELIMIT_CAMPAIGN=1 SOAK_KEEPS=$done/soak.kept GLIBC_TUNABLES=glibc.malloc.tcache_count=0 SOAK_SECONDS=3200 $tests --test redis soak -- --nocapture"
+campaign soak 9 "RATELIMIT_CAMPAIGN=1 SOAK_KEEPS=$done/soak.kept GLIBC_TUNABLES=glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1 SOAK_SECONDS=3200 $tests --test redis soak -- --nocapture"
 # A thousand clients that obey and a thousand that do not, for five minutes. Prints the table in the guide, and draws the picture.
 campaign crowd 1 "RATELIMIT_CAMPAIGN=1 CROWD=1 $tests --test client crowds_with_and -- --nocapture"
 # 100,000 random schedules of threads, for each test that is too large for loom. Only this crate is built with the condition.

@@ -3,8 +3,8 @@
 //! place stays taken.
 //!
 //! `SOAK_SECONDS` says how long the traffic lasts. Without it the soak is of some seconds, which finds what is broken
-//! at once, but no growth. `GLIBC_TUNABLES=glibc.malloc.tcache_count=0` leaves out the freed blocks that glibc keeps
-//! for each thread, which become more for hours.
+//! at once, but no growth. `GLIBC_TUNABLES=glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1` leaves out the freed
+//! blocks that glibc keeps for each thread, and most of those that it keeps in its heaps. Both become more for hours.
 //!
 //! `SOAK_KEEPS` names a folder of a soak that has slices: each goes on with the data that the slice before left in its
 //! Redis, and the slope of the memory is that of all slices.
