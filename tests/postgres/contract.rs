@@ -8,7 +8,7 @@ use tower_ratelimit::conformance::{self, Subject, Task};
 use tower_ratelimit::limiter::store::postgres::Durability;
 
 use super::support::postgres::{PgBouncer, Server};
-use super::{PostgresLimiter, creating, patient, store};
+use super::{PostgresLimiter, connected, creating, patient, store};
 
 /// Limiters over one server, each with a prefix of its own.
 struct Limiters {
@@ -53,7 +53,7 @@ async fn store_keeps_the_contract_of_stores() {
     let server = Server::start();
     for durability in [Durability::Logged, Durability::Unlogged] {
         let builder = creating(durability).table(format!("t_{durability}"));
-        let store = builder.connect(&server.url()).await.unwrap();
+        let store = connected(builder, &server.url()).await;
         conformance::check_store(&store).await.unwrap_or_else(|failures| panic!("{failures}"));
     }
 }

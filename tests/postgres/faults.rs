@@ -12,7 +12,7 @@ use tower_ratelimit::limiter::{Charge, Limiter, StoreErrorKind};
 
 use super::support::postgres::Server;
 use super::support::proxy::{Fault, Proxy};
-use super::{LONG, PostgresLimiter, creating, daily, key, left, limiter, patient, take};
+use super::{LONG, PostgresLimiter, connected, creating, daily, key, left, limiter, patient, take};
 
 /// Waits until a check succeeds.
 async fn recovered(limiter: &PostgresLimiter) {
@@ -106,17 +106,26 @@ async fn answer_that_is_lost_without_a_cut_fails_its_check_only() {
     let store = super::store(&url).await;
     let (limiter, reader) = (slow.build(store.clone()).unwrap(), patient.build(store).unwrap());
     let policy = daily(1_000);
-    take(&limiter, &policy, "a").await.unwrap();
-    for taken in [2, 4] {
+    // A busy machine may take longer than the deadline.
+    let succeeds = async || {
+        let began = Instant::now();
+        while let Err(error) = take(&limiter, &policy, "a").await {
+            assert!(began.elapsed() < LONG, "no check succeeds: {error}");
+        }
+    };
+    for _ in 0..2 {
+        // The limiter knows the state after this, so the next answer is that of its swap. Another connection is used for
+        // the second one.
+        succeeds().await;
+        let before = 1_000 - left(&reader, &policy, "a").await;
         proxy.fault(Fault::Lose);
         let error = take(&limiter, &policy, "a").await.unwrap_err();
         // A busy process may say that it had no time to read an answer.
         assert!(matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Overloaded), "{error}");
         proxy.behave();
-        // Another connection is used.
-        assert_eq!(1_000 - left(&reader, &policy, "a").await, taken, "it was taken once");
-        take(&limiter, &policy, "a").await.unwrap();
+        assert_eq!(1_000 - left(&reader, &policy, "a").await, before + 1, "it was taken once");
     }
+    succeeds().await;
 }
 
 #[tokio::test]
@@ -124,7 +133,7 @@ async fn limits_survive_a_restart_and_logged_ones_a_crash() {
     let mut server = Server::start();
     let policy = daily(10);
     let of = async |durability: Durability, table: &str| {
-        let store = creating(durability).table(table).connect(&server.url()).await.unwrap();
+        let store = connected(creating(durability).table(table), &server.url()).await;
         patient().build(store).unwrap()
     };
     let logged = of(Durability::Logged, "logged").await;
@@ -154,7 +163,7 @@ async fn limits_survive_a_restart_and_logged_ones_a_crash() {
 #[tokio::test]
 async fn server_that_hangs_fails_checks_by_their_deadline() {
     let server = Server::start();
-    let store = creating(Durability::Unlogged).connect(&server.url()).await.unwrap();
+    let store = connected(creating(Durability::Unlogged), &server.url()).await;
     let reader = patient().build(store.clone()).unwrap();
     let limiter = StoreLimiterBuilder::new().deadline(Duration::from_millis(200)).max_denials(0).build(store).unwrap();
     let policy = daily(1_000);
@@ -178,8 +187,8 @@ async fn server_that_hangs_fails_checks_by_their_deadline() {
 #[tokio::test]
 async fn locked_row_stops_its_key_only() {
     let server = Server::start();
-    let store = creating(Durability::Unlogged).max_lock_wait(Duration::from_millis(10)).connect(&server.url()).await;
-    let limiter = patient().build(store.unwrap()).unwrap();
+    let builder = creating(Durability::Unlogged).max_lock_wait(Duration::from_millis(10));
+    let limiter = patient().build(connected(builder, &server.url()).await).unwrap();
     let policy = daily(100);
     take(&limiter, &policy, "a").await.unwrap();
     let client = server.client().await;
@@ -196,8 +205,8 @@ async fn locked_row_stops_its_key_only() {
 #[tokio::test]
 async fn unfinished_insert_stops_its_key_only() {
     let server = Server::start();
-    let store = creating(Durability::Unlogged).max_lock_wait(Duration::from_millis(10)).connect(&server.url()).await;
-    let limiter = patient().build(store.unwrap()).unwrap();
+    let builder = creating(Durability::Unlogged).max_lock_wait(Duration::from_millis(10));
+    let limiter = patient().build(connected(builder, &server.url()).await).unwrap();
     let (policy, other) = (daily(100), Policy::new("other", *daily(100).quota()).unwrap());
     take(&limiter, &policy, "a").await.unwrap();
     let client = server.client().await;
@@ -246,7 +255,7 @@ async fn default_isolation_of_the_server_fails_no_check() {
 #[tokio::test]
 async fn locked_table_leaves_no_statement_behind() {
     let server = Server::start();
-    let store = creating(Durability::Unlogged).max_connections(2).connect(&server.url()).await.unwrap();
+    let store = connected(creating(Durability::Unlogged).max_connections(2), &server.url()).await;
     let limiter = StoreLimiterBuilder::new().deadline(Duration::from_millis(50)).max_denials(0).build(store).unwrap();
     let client = server.client().await;
     client.batch_execute("BEGIN; LOCK TABLE ratelimit").await.unwrap();
@@ -255,8 +264,16 @@ async fn locked_table_leaves_no_statement_behind() {
     // Longer than a statement may be without an answer.
     while began.elapsed() < Duration::from_secs(7) {
         take(&limiter, &daily(100), "a").await.unwrap_err();
-        let count: u32 = server.query(waiting).await[0].parse().unwrap();
-        assert!(count <= 5, "{count} connections"); // two, and those that are given up or opened at the moment
+        // Two, and those that are given up or opened at the moment. A busy machine ends those a moment later.
+        let late = Instant::now();
+        loop {
+            let count: u32 = server.query(waiting).await[0].parse().unwrap();
+            if count <= 5 {
+                break;
+            }
+            assert!(late.elapsed() < LONG, "{count} connections");
+            sleep(Duration::from_millis(20)).await;
+        }
         sleep(Duration::from_millis(50)).await;
     }
     client.batch_execute("COMMIT").await.unwrap();
@@ -290,8 +307,12 @@ async fn server_that_becomes_read_only_is_an_error_until_it_is_not() {
         client.batch_execute(statement).await.unwrap();
     }
     client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
-    recovered(&limiter).await;
-    take(&limiter, &daily(100), "a").await.unwrap();
+    // Backends read the setting anew a moment later. A check of no cost, which only reads, does not show that.
+    let began = Instant::now();
+    while let Err(error) = take(&limiter, &daily(100), "a").await {
+        assert!(began.elapsed() < LONG, "no check writes: {error}");
+        sleep(Duration::from_millis(5)).await;
+    }
 }
 
 #[tokio::test]

@@ -21,9 +21,10 @@ mod support;
 
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore, PostgresStoreBuilder};
 use tower_ratelimit::limiter::store::{StoreError, StoreLimiterBuilder};
-use tower_ratelimit::limiter::{Charge, Decision, Limiter};
+use tower_ratelimit::limiter::{Charge, Decision, Limiter, StoreErrorKind};
 use tower_ratelimit::quota::Anchor;
 use tower_ratelimit::{Key, Policy, Quota, StoreLimiter};
 
@@ -37,8 +38,22 @@ fn creating(durability: Durability) -> PostgresStoreBuilder {
     PostgresStore::builder().create_table(durability).max_lock_wait(LONG)
 }
 
+/// Connects to a server that is there. A busy one may not answer in the time that `connect` waits.
+async fn connected(builder: PostgresStoreBuilder, url: &str) -> PostgresStore {
+    let began = Instant::now();
+    loop {
+        match builder.clone().connect(url).await {
+            Ok(store) => return store,
+            Err(error) => {
+                let is_late = matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Unavailable);
+                assert!(is_late && began.elapsed() < LONG, "the server is there: {error}");
+            }
+        }
+    }
+}
+
 async fn store(url: &str) -> PostgresStore {
-    creating(Durability::Logged).connect(url).await.expect("the server is there")
+    connected(creating(Durability::Logged), url).await
 }
 
 /// Returns a limiter with a deadline that a busy machine keeps.
