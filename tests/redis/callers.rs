@@ -186,8 +186,9 @@ async fn burst_on_one_key_takes_few_calls() {
     let Burst { passed, failed, held, calls } = burst(patient().max_in_flight(10_000), 5_000, 1, 5_000).await;
     assert_eq!((passed[&0], failed), (10, 0));
     // Each call that was held took long, and so lets one call more be under way. When the first check is denied, twice as
-    // many are, and all other checks wait. If each check were sent, it would be 80 calls.
-    assert!(calls <= 3 * held && held < 10, "{calls} calls, of which {held} were held");
+    // many are, and all other checks wait. On a busy machine as many again may have been sent before that denial is
+    // read. If each check were sent, it would be 80 calls.
+    assert!(calls <= 4 * held && held < 10, "{calls} calls, of which {held} were held");
 }
 
 #[test]

@@ -82,6 +82,7 @@ async fn paused_for_writes_is_one_outage() {
     let heard = Heard::default();
     let store = connected(&server.url(), heard.settings()).await;
     let mut load = Load::start(&store, 2, &["key"]);
+    load.lost.measure_server(&server);
     sleep(200 * MS).await;
     tell(&server, &["CLIENT", "PAUSE", "2000", "WRITE"]);
     sleep(2_000 * MS).await;
