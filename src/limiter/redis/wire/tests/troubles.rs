@@ -15,16 +15,18 @@ use crate::policy::Policy;
 use crate::quota::Quota;
 
 const MINUTE: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(86_400);
 
 const NOW: Timestamp = Timestamp::from_micros(1_790_000_000_123_456);
 
 fn quotas() -> [Quota; 7] {
     [
         Quota::per_minute(5),
-        // The key of a quota per second would end while the test runs.
+        // The key of a quota per second would end while the test runs. Steps and windows end with the minute or the day,
+        // and a day seldom ends meanwhile.
         Quota::per_hour(7),
-        Quota::step_bucket(5, MINUTE).unwrap(),
-        Quota::fixed_window(5, MINUTE).unwrap(),
+        Quota::step_bucket(5, DAY).unwrap(),
+        Quota::fixed_window(5, DAY).unwrap(),
         Quota::sliding_window(5, MINUTE).unwrap(),
         Quota::sliding_log(5, MINUTE).unwrap(),
         Quota::sliding_window(1 << 40, MINUTE).and_then(|quota| quota.buckets(6)).unwrap(),
