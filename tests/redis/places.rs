@@ -352,11 +352,13 @@ async fn restarted_redis_knows_again_what_is_held() {
     let builder = RedisLimiter::builder().max_denials(0).places_lapse_after(LAPSE);
     let limiter = connected(builder, &server.url()).await;
     let policy = places(HELD + 1);
-    let mut held = Vec::new();
+    let (mut held, began) = (Vec::new(), Instant::now());
     while (held.len() as u64) < HELD {
         // A busy machine may take longer than the deadline. Then the next call corrects what is held.
-        if let Ok(place) = Place::take(&limiter, &policy, &alice(), 1).await {
-            held.push(place.expect("there is room"));
+        // Until then, places of calls that had no answer may leave no room.
+        match Place::take(&limiter, &policy, &alice(), 1).await {
+            Ok(Ok(place)) => held.push(place),
+            Ok(Err(_)) | Err(_) => assert!(began.elapsed() < LONG, "{} are held, and there is no room", held.len()),
         }
     }
     eventually_free(&limiter, &policy, 1).await;
@@ -466,9 +468,10 @@ async fn fallback_returns_places_where_they_were_taken() {
     let share = policy.quota().share(4.try_into().unwrap());
     let share = Policy::new("places", share).unwrap();
     let mut on_redis = Vec::new();
-    // A busy machine may take longer than the deadline.
+    // A busy machine may take longer than the deadline. Until the next call corrects what Redis holds, places of calls
+    // that had no answer may leave no room.
     eventually("Redis does not count it", async || {
-        let taken = take().await.expect("one of them counts it");
+        let Some(taken) = take().await else { return false };
         if memory.peek_one(&share, &key, 0).remaining() == 1 {
             on_redis = taken;
             return true;

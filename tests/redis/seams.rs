@@ -11,7 +11,7 @@ use tower_ratelimit::{
     observe::LimiterEvent,
 };
 
-use super::{connected, eventually, key, keys, passes, patient, policy, refusal, take};
+use super::{LONG, connected, eventually, key, keys, patient, policy, refusal, take};
 use crate::support::Events;
 use crate::support::redis_server::Server;
 
@@ -52,7 +52,7 @@ async fn changed_password_causes_no_outage() {
     let server = Server::start();
     let limiter = connected(RedisLimiter::builder().deadline(Duration::from_secs(2)), &server.url()).await;
     let policy = policy("p", Quota::per_hour(100));
-    assert!(passes(&limiter, &policy, "a").await);
+    eventually("no check succeeds", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
     let mut admin = server.connection();
     redis::cmd("CONFIG").arg(&["SET", "requirepass", "new"]).exec(&mut admin).unwrap();
     redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).exec(&mut admin).unwrap();
@@ -232,12 +232,17 @@ async fn stopped_server_is_detected_though_callers_leave_early() {
     let policy = policy("p", Quota::per_hour(100));
     eventually("no check succeeds", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
     server.pause();
+    let began = Instant::now();
+    let waits_in_vain = async || timeout(Duration::from_millis(20), take(&limiter, &policy, "a", 1)).await.is_err();
+    while waits_in_vain().await {
+        assert!(began.elapsed() < LONG, "it is not detected: {:?}", seen.lock());
+    }
     let mut abandoned = 0;
-    for _ in 0..150 {
-        abandoned += u32::from(timeout(Duration::from_millis(20), take(&limiter, &policy, "a", 1)).await.is_err());
+    for _ in 0..50 {
+        abandoned += u32::from(waits_in_vain().await);
     }
     server.resume();
-    assert!(abandoned < 100, "{abandoned} of 150 waited in vain: {:?}", seen.lock());
+    assert!(abandoned < 25, "{abandoned} of 50 waited in vain: {:?}", seen.lock());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -246,23 +251,38 @@ async fn check_sent_twice_has_one_deadline() {
     let deadline = Duration::from_secs(2);
     let limiter = connected(RedisLimiter::builder().deadline(deadline), &server.url()).await;
     let policy = policy("p", Quota::per_hour(100));
-    assert!(passes(&limiter, &policy, "a").await);
-    let [mut first, mut second] = [server.connection(), server.connection()];
-    // So that the check is sent with the script's hash, and again with its text.
-    redis::cmd("SCRIPT").arg("FLUSH").exec(&mut first).unwrap();
-    // The second pause begins right after the first one, when the check has been sent once. A second deadline would end
-    // after it, and the check would be answered.
-    redis::cmd("CLIENT").arg(&["PAUSE", "1500"]).exec(&mut first).unwrap();
     let began = Instant::now();
-    let check = tokio::spawn(async move { take(&limiter, &policy, "a", 1).await.map(drop) });
-    sleep(Duration::from_millis(30)).await;
-    let pause = std::thread::spawn(move || redis::cmd("CLIENT").arg(&["PAUSE", "1500"]).exec(&mut second).unwrap());
-    let answer = check.await.unwrap();
-    let took = began.elapsed();
-    pause.join().unwrap();
-    // A busy process may say that it had no time to read an answer.
-    let kinds = [StoreErrorKind::Timeout, StoreErrorKind::Overloaded];
-    let answer = answer.map_err(|error| error.kind());
-    assert!(answer.is_err_and(|kind| kinds.contains(&kind)), "{answer:?} after {took:?}");
-    assert!(took < 2 * deadline, "{took:?}");
+    loop {
+        eventually("no check succeeds", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
+        let [mut first, mut second] = [server.connection(), server.connection()];
+        // So that the check is sent with the script's hash, and again with its text.
+        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut first).unwrap();
+        // The second pause begins right after the first one, when the check has been sent once. A second deadline would
+        // end after it, and the check would be answered.
+        let paused = Instant::now();
+        redis::cmd("CLIENT").arg(&["PAUSE", "1500"]).exec(&mut first).unwrap();
+        let sent = Instant::now();
+        let check = tokio::spawn({
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            async move { take(&limiter, &policy, "a", 1).await.map(drop) }
+        });
+        sleep(Duration::from_millis(30)).await;
+        let pause = std::thread::spawn(move || {
+            let before = paused.elapsed();
+            redis::cmd("CLIENT").arg(&["PAUSE", "1500"]).exec(&mut second).unwrap();
+            before
+        });
+        let answer = check.await.unwrap();
+        let took = sent.elapsed();
+        // A busy machine may send the second pause after the first one has ended, or stop for long.
+        if pause.join().unwrap() > Duration::from_secs(1) || took >= 2 * deadline {
+            assert!(began.elapsed() < LONG, "{answer:?} after {took:?}");
+            continue;
+        }
+        // A busy process may say that it had no time to read an answer.
+        let kinds = [StoreErrorKind::Timeout, StoreErrorKind::Overloaded];
+        let answer = answer.map_err(|error| error.kind());
+        assert!(answer.is_err_and(|kind| kinds.contains(&kind)), "{answer:?} after {took:?}");
+        return;
+    }
 }

@@ -12,7 +12,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tower_ratelimit::limiter::redis::{RedisClient, RedisError, RedisLimiterBuilder};
 use tower_ratelimit::{
@@ -20,7 +20,7 @@ use tower_ratelimit::{
     limiter::{Charge, Limiter, StoreErrorKind},
 };
 
-use super::{connected, passes, patient, policy, refusal};
+use super::{LONG, connected, passes, patient, policy, refusal};
 use crate::support::redis_server::{Server, free_port};
 
 /// The variables by which a process gets the server, and beside it, by the convention of rustls, the authorities
@@ -133,13 +133,16 @@ fn child_process_connects() {
             Err(error) => return described(&error),
         };
         let (policy, key) = (Policy::from(Quota::per_day(5)), Key::of("alice").unwrap());
-        let mut tries = 0;
+        let began = Instant::now();
         loop {
             match limiter.take(&[Charge::new(&policy, &key)]).await {
                 Ok(decision) => return format!("{} left", decision.charges()[0].remaining()),
                 // The reason for the missing connection may not be known yet.
-                Err(error) if error.kind() == StoreErrorKind::Unavailable && tries < 10 => {
-                    tries += 1;
+                Err(error)
+                    if error.kind() == StoreErrorKind::Unavailable
+                        && !described(&error).contains("does not speak TLS")
+                        && began.elapsed() < LONG =>
+                {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 Err(error) => return described(&error),

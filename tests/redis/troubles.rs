@@ -60,7 +60,17 @@ async fn first_check_finds_its_script() {
     let limiter = patient().connect(&server.url()).await.unwrap();
     let mut admin = server.connection();
     let mut commands = || -> String { redis::cmd("INFO").arg("commandstats").query(&mut admin).unwrap() };
-    eventually("the server is probed", async || commands().contains("cmdstat_eval:")).await;
+    let texts = |commands: &str| {
+        let calls = commands.lines().find_map(|line| line.strip_prefix("cmdstat_eval:calls=")?.split(',').next());
+        calls.map_or(0, |calls| calls.parse::<u64>().unwrap())
+    };
+    // On a busy machine a second probe may send the text again.
+    eventually("the server is probed", async || {
+        let before = texts(&commands());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        before > 0 && texts(&commands()) == before
+    })
+    .await;
     redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut server.connection()).unwrap();
     assert!(passes(&limiter, &policy("first", Quota::per_hour(100)), "a").await);
     let commands = commands();
@@ -78,11 +88,13 @@ async fn forgotten_scripts_are_an_event() {
         assert!(passes(&limiter, &policy, "a").await);
     }
     assert_eq!(forgotten(), 0, "a server that has not run them yet has forgotten none");
+    let began = Instant::now();
     for _ in 0..3 {
         redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
         assert!(passes(&limiter, &policy, "a").await);
     }
-    assert_eq!(forgotten(), 1, "once in ten seconds");
+    let most = 1 + usize::try_from(began.elapsed().as_secs() / 10).unwrap();
+    assert!((1..=most).contains(&forgotten()), "{} events: once in ten seconds", forgotten());
 }
 
 #[tokio::test]
@@ -366,7 +378,10 @@ async fn failure_of_each_kind_is_an_event_once_a_minute() {
         // A stopped server ends two checks with the deadline.
         let deadline = Duration::from_secs(if matches!(kind, Timeout | Overloaded) { 2 } else { 20 });
         let limiter = connected(builder.deadline(deadline).prefix(&*prefix), &server.url()).await;
-        assert!(passes(&limiter, &policy, "a").await);
+        if take(&limiter, &policy, "a", 1).await.is_err() && began.elapsed() < LONG {
+            kinds.push(kind); // a busy machine takes longer than the deadline
+            continue;
+        }
         match kind {
             Unavailable => redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut admin).unwrap(),
             Timeout | Overloaded => server.pause(),

@@ -104,12 +104,19 @@ impl Dice {
 struct Shared {
     addresses: Addresses,
     sent: Sent,
+    /// The clients that have had an answer.
+    answered: AtomicU64,
     ends: AtomicBool,
 }
 
 impl Shared {
     fn goes_on(&self) -> bool {
         !self.ends.load(Ordering::Relaxed)
+    }
+
+    /// Counts a client at its first answer.
+    fn greet(&self, is_new: &mut bool) {
+        self.answered.fetch_add(u64::from(std::mem::take(is_new)), Ordering::Relaxed);
     }
 }
 
@@ -170,7 +177,7 @@ async fn visit(shared: Arc<Shared>, worker: u64, is_http2: bool) {
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (worker + 1));
     let paths: Vec<String> =
         COUNTED.into_iter().filter(|door| *door != "grpc").chain(HELD).map(|door| format!("/{door}")).collect();
-    let mut connection = None;
+    let (mut connection, mut is_new) = (None, true);
     while shared.goes_on() {
         dice.pause().await;
         if dice.roll(50) == 0 {
@@ -216,6 +223,7 @@ async fn visit(shared: Arc<Shared>, worker: u64, is_http2: bool) {
             }
         };
         if kept {
+            shared.greet(&mut is_new);
             connection = Some(open);
         }
     }
@@ -226,6 +234,7 @@ async fn call(shared: Arc<Shared>, worker: u64) {
     let mut dice = Dice(0x2545_f491_4f6c_dd1d ^ (worker + 1));
     let endpoint = Channel::from_shared(format!("http://{}", shared.addresses.http2)).expect("it is a URI");
     let mut client = tonic::client::Grpc::new(endpoint.connect_lazy());
+    let mut is_new = true;
     while shared.goes_on() {
         dice.pause().await;
         let mut request = tonic::Request::new("hello".to_owned());
@@ -246,13 +255,16 @@ async fn call(shared: Arc<Shared>, worker: u64) {
                 _ => 0,
             }),
         };
+        if status.is_some() {
+            shared.greet(&mut is_new);
+        }
         shared.sent.count(status);
     }
 }
 
 /// Sends waves of requests of which each has a key that has never been seen.
 async fn flood(shared: Arc<Shared>, door: &'static str) {
-    let mut connection = None;
+    let (mut connection, mut is_new) = (None, true);
     for wave in 0_u64.. {
         sleep(BETWEEN).await;
         if !shared.goes_on() {
@@ -266,6 +278,7 @@ async fn flood(shared: Arc<Shared>, door: &'static str) {
             let status = open.ask(&format!("/{door}"), &format!("fresh-{wave}-{number}")).await;
             shared.sent.count(Some(status.map_or(0, |(status, _)| status)));
         }
+        shared.greet(&mut is_new);
         connection = Some(open);
     }
 }
@@ -301,7 +314,12 @@ pub(super) struct Clients {
 impl Clients {
     pub(super) fn start(addresses: Addresses) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let shared = Arc::new(Shared { addresses, sent: Sent::default(), ends: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            addresses,
+            sent: Sent::default(),
+            answered: AtomicU64::new(0),
+            ends: AtomicBool::new(false),
+        });
         let began = Instant::now();
         let before = loop {
             // A busy machine may be too slow for some of them.
@@ -328,6 +346,16 @@ impl Clients {
 
     pub(super) fn sent(&self) -> &Sent {
         &self.shared.sent
+    }
+
+    /// Waits until each client that keeps its connection has had an answer.
+    pub(super) fn wait_until_answered(&self) {
+        let began = Instant::now();
+        // The operator does not keep its connections.
+        while self.shared.answered.load(Ordering::Relaxed) < self.tasks.len() as u64 - 1 {
+            assert!(began.elapsed() < LONG, "each client has an answer");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Asks the server for its figures. `None` if it does not answer.

@@ -154,8 +154,10 @@ struct Looks {
 
 /// Sends the traffic, and looks at the process and kills Redis meanwhile. Prints a line each minute.
 fn watch(times: &Times, process: &Process, redis: &mut Server, clients: &Clients) -> Looks {
+    // On a busy machine no look before the first kill may see all clients connected.
+    clients.wait_until_answered();
     let began = Instant::now();
-    let mut looks = Looks::default();
+    let mut looks = Looks { descriptors: [descriptors(process.id()), 0], ..Looks::default() };
     let (mut next_kill, mut restart) = (times.round, None);
     let (mut next_look, mut next_line) = (times.sample, Duration::from_secs(60));
     let (mut next_rules, mut version) = (times.change, 0);
