@@ -195,6 +195,5 @@ async fn process_that_left_the_line_holds_no_other_up() {
     }
     times.sort();
     println!("the next process got the place after {times:.0?}");
-    // A busy machine makes some of them slow.
-    assert!(times[0] < Duration::from_millis(750), "a poll of at most 500 ms: {times:?}");
+    assert!(times[2] < Duration::from_millis(750), "a poll of at most 500 ms: {times:?}");
 }
