@@ -12,8 +12,9 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tower_ratelimit::limiter::redis::{RedisClient, RedisError, RedisLimiterBuilder};
 use tower_ratelimit::{
     Key, Policy, Quota, RedisLimiter,

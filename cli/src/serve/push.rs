@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tower_ratelimit::fleet::{Fleet, FleetChange, FleetEntry, FleetError, FleetErrorKind, FleetKind, FleetProcesses};
 use tower_ratelimit::limiter::BoxLimiter;
 use tower_ratelimit::observe::Observer;
@@ -204,12 +204,17 @@ fn changes_of(before: &str, now: &str) -> String {
 
 /// Reads which processes there are. A store that is far or busy gets several tries.
 async fn processes(fleet: &Fleet) -> Result<FleetProcesses, FleetError> {
-    let began = Instant::now();
-    loop {
-        match fleet.processes().await {
-            Err(error) if error.kind() == FleetErrorKind::Unavailable && began.elapsed() < WITHIN => sleep(PAUSE).await,
-            answer => return answer,
+    let tries = async {
+        loop {
+            match fleet.processes().await {
+                Err(error) if error.kind() == FleetErrorKind::Unavailable => sleep(PAUSE).await,
+                answer => return answer,
+            }
         }
+    };
+    match timeout(WITHIN, tries).await {
+        Ok(answer) => answer,
+        Err(_) => fleet.processes().await, // for its error
     }
 }
 
