@@ -117,6 +117,11 @@ impl Raced {
         let beyond = |rounds: &Vec<f64>| rounds.iter().zip(base).map(|(figure, base)| figure - base).collect();
         Self { rounds: others.iter().map(beyond).collect(), noise: self.noise }
     }
+
+    /// Leaves the contenders before this one out.
+    pub fn from(self, first: usize) -> Self {
+        Self { rounds: self.rounds.into_iter().skip(first).collect(), ..self }
+    }
 }
 
 /// The noise of the machine: the times of a fixed piece of work, done once in each round.

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use tower_ratelimit::{ConfigError, Key, MemoryLimiter, Policy, Quota, };
+use tower_ratelimit::{ConfigError, Key, MemoryLimiter, Policy, Quota};
 
 use super::{Order, addresses, places};
 use crate::contender::PLENTY;

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
+use tower_ratelimit::ConfigError;
 use tower_ratelimit::clock::TokioTimer;
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::middleware::{IntoRule, Usage};
 use tower_ratelimit::observe::{Observed, Observer};
-use tower_ratelimit::ConfigError;
 use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
 use crate::contender::LayerSetup;

@@ -3,6 +3,7 @@
 
 use axum::Router;
 use axum::routing::get;
+use tower::layer::util::Identity;
 
 use crate::contender::{Contender, LayerSetup};
 use crate::contenders;
@@ -28,18 +29,17 @@ pub fn router(plan: &Plan) -> Vec<Case> {
         // The other sizes show the wait for memory, which all setups have alike.
         let setups = if keys == 10_000 { &SETUPS[..] } else { &SETUPS[..2] };
         let app = |contender: &dyn Contender, setup: &LayerSetup| Some(drive_app(contender.app(app(), setup)?, setup));
-        cases.extend(
-            setups
-                .iter()
-                .filter_map(|setup| case(plan, size, keys, *setup, &|plain| drive_app(self::app(), plain), &app)),
-        );
+        let without = |plain: &LayerSetup| {
+            vec![drive_app(self::app(), plain), drive_app(self::app().layer(Identity::new()), plain)]
+        };
+        cases.extend(setups.iter().filter_map(|setup| case(plan, size, keys, *setup, &without, &app)));
     }
     cases
 }
 
 /// Around a service that does nothing.
 pub fn bare(plan: &Plan) -> Vec<Case> {
-    let none = |plain: &LayerSetup| drive::<axum::body::Body, _, _>(Bare, plain);
+    let none = |plain: &LayerSetup| vec![drive::<axum::body::Body, _, _>(Bare, plain)];
     let bare = |contender: &dyn Contender, setup: &LayerSetup| contender.bare(setup);
     SETUPS.iter().filter_map(|setup| case(plan, "10k addresses", 10_000, *setup, &none, &bare)).collect()
 }
@@ -48,12 +48,13 @@ fn app() -> Router {
     Router::new().route("/", get(|| async { "hello" }))
 }
 
+/// `without` has the service without a layer, and, if that costs something, in a layer that does nothing.
 fn case(
     plan: &Plan,
     size: &str,
     keys: usize,
     (what, denied, headers): (&str, bool, bool),
-    without: &dyn Fn(&LayerSetup) -> Run<'static>,
+    without: &dyn Fn(&LayerSetup) -> Vec<Run<'static>>,
     with: &dyn Fn(&dyn Contender, &LayerSetup) -> Option<Run<'static>>,
 ) -> Option<Case> {
     let name = format!("{what}, {size}");
@@ -66,7 +67,8 @@ fn case(
     let setup = LayerSetup { keys: plan.scaled(keys), denied, headers };
     let mut names = Vec::new();
     // Nothing refuses requests that no layer limits.
-    let mut runs = vec![without(&LayerSetup { denied: false, ..setup })];
+    let mut runs = without(&LayerSetup { denied: false, ..setup });
+    let first = runs.len();
     for contender in contenders::all() {
         if let Some(run) = with(contender.as_ref(), &setup) {
             names.push(contender.name());
@@ -81,10 +83,16 @@ fn case(
     let raced = plan.race(&mut runs);
     let alone = raced.medians()[0];
     let added = raced.beyond_first();
+    let floor = added.medians()[..first - 1].first().copied();
+    let added = added.from(first - 1);
     let mut case = Case::new(name, "ns added", Better::Lower, AGAINST, names, &added.medians());
-    case.note("allocations added", allocations[1..].iter().map(|count| count - allocations[0]));
+    case.note("allocations added", allocations[first..].iter().map(|count| count - allocations[0]));
     case.steadiness(&added);
     case.remark(format!("without a layer {alone:.0} ns and {:.0} allocations", allocations[0]));
+    if let Some(floor) = floor {
+        let count = allocations[1] - allocations[0];
+        case.remark(format!("a layer that does nothing adds {floor:.0} ns and {count:.0} allocations"));
+    }
     Some(case.told())
 }
 
