@@ -7,7 +7,7 @@ use super::{Lab, patient};
 use crate::algorithm::properties::beginnings;
 use crate::algorithm::properties::for_each_algorithm;
 use crate::algorithm::properties::quotas::{any_algorithm, quota, shapes};
-use crate::algorithm::properties::run::{Step, steps};
+use crate::algorithm::properties::run::steps;
 use crate::base::time::Timestamp;
 use crate::clock::ManualClock;
 use crate::decision::{Decision, Receipt};
@@ -21,7 +21,8 @@ use crate::quota::{Algorithm, Anchor};
 /// Steps of each algorithm; of a campaign 100,000.
 const STEPS: u32 = 4_000;
 
-/// A limiter in memory follows its clock for 13 years.
+/// A limiter in memory follows its clock for 13 years. The two may differ if the clock is set back to a time before the
+/// limiter was made.
 const LIFE_US: u64 = 300_000_000_000_000;
 
 /// Plays schedules with at least `wanted` steps to limiters over the stores that `store` returns. It may return the
@@ -47,9 +48,9 @@ pub(in crate::limiter::store) async fn play<S: Store>(
         let (mut now, mut retry_us, mut reset_us, mut remaining) = (begin, 0, 0, quota.capacity());
         let mut receipts: Vec<[Receipt; 2]> = Vec::new();
         let mut told = Vec::new();
-        for step in steps.into_iter().map(Step::only_forwards) {
+        for step in steps {
             now = step.instant(&quota, now, retry_us, reset_us);
-            if now > begin + LIFE_US {
+            if !(begin..=begin + LIFE_US).contains(&now) {
                 break;
             }
             clock.set(Timestamp::from_micros(now));
