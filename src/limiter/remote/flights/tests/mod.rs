@@ -422,7 +422,8 @@ fn check_outside_of_a_runtime_is_an_error_and_no_panic() {
 
 #[test]
 fn checks_fail_at_once_when_the_runtime_has_ended() {
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // On a busy machine, the checks would reach their deadlines before the runtime ends.
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let (own, other) = (runtime(), runtime());
     let (_held, queue) = own.block_on(async { queue(10, 0) });
     let waiting = other.block_on(async {
