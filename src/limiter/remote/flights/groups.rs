@@ -289,7 +289,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::super::Flights;
-    use super::super::batch::{CallLimits, CallResult, Caller, Calls};
+    use super::super::batch::{AnswerFn, CallLimits, CallResult, Caller, Calls};
     use super::*;
     use crate::base::sync::{Mutex, lock};
     use crate::base::time::Timestamp;
@@ -317,6 +317,8 @@ mod tests {
         groups: usize,
         /// The flights at a time.
         calls: Option<usize>,
+        /// The rest after each flight, unless trips take a random time.
+        rest: Duration,
         /// The requests of each flight.
         flights: Mutex<Vec<usize>>,
         /// Whether trips take a random time, are followed by a rest, and end by a panic.
@@ -390,7 +392,7 @@ mod tests {
             assert!(!panics && (!self.0.is_random || random >> 8 & 63 != 0), "a store that panics");
             batch.into_iter().for_each(|caller| caller.answer(Ok(())));
             let rests = self.0.is_random && random >> 16 & 3 == 0;
-            CallResult::Answered { rest: if rests { 5 * MS } else { Duration::ZERO }, clock: None }
+            CallResult::Answered { rest: if rests { 5 * MS } else { self.0.rest }, clock: None }
         }
 
         fn limits(&self) -> CallLimits {
@@ -467,6 +469,81 @@ mod tests {
         let flights = lock(&world.0.flights).clone();
         assert!(flights.len() <= 3 && flights.iter().sum::<usize>() == keys.len(), "{flights:?}");
         assert_eq!(*lock(&world.0.broken), [""; 0]);
+    }
+
+    /// All of them have a key in common.
+    #[tokio::test(start_paused = true)]
+    async fn flight_of_a_group_has_a_bounded_number_of_keys() {
+        let groups = Arc::new(Flights::new(World::default(), (1, 1), 1_000, LONG, Handle::current()));
+        let calls: Vec<_> = (0..101).map(|number| asks(&groups, &[1, 10 + number])).collect();
+        for call in calls {
+            call.await.unwrap();
+        }
+        assert_eq!(lock(&groups.store().0.flights).iter().sum::<usize>(), 101);
+        assert_eq!(*lock(&groups.store().0.broken), [""; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn flight_waits_for_the_rest_of_its_keys_only() {
+        let world = World(Arc::new(Seen { rest: 5 * MS, ..Seen::default() }));
+        let groups = Arc::new(Flights::new(world, (1, 1), 1_000, LONG, Handle::current()));
+        assert_eq!(asks(&groups, &[1, 2]).await.unwrap(), TRIP);
+        let next = [&[3][..], &[2]].map(|keys| asks(&groups, keys));
+        for (call, rest) in next.into_iter().zip([Duration::ZERO, 5 * MS]) {
+            assert_eq!(call.await.unwrap(), rest + TRIP);
+        }
+    }
+
+    /// The last check of an idle lane is sent even if it is late.
+    #[tokio::test(start_paused = true)]
+    async fn queue_knows_the_requests_of_its_groups() {
+        let flights = Flights::new(World::default(), (1, 1), 1_000, LONG, Handle::current());
+        let (now, mut groups) = (Instant::now(), Groups::<World>::default());
+        let request = |number, keys: &[u64], until| QueuedRequest {
+            request: Request(number, keys.to_vec()),
+            receiver: Box::new(AnswerFn::new(drop)),
+            number,
+            since: now,
+            until,
+            permit: flights.0.permits.check().unwrap(),
+        };
+        let seen = |groups: &Groups<World>| (groups.ready(), groups.before_a_check(), groups.has_checks());
+        let has = |groups: &Groups<World>| [0, 1, 2, 3].map(|number| groups.has(number));
+        groups.push(request(0, &[1], None));
+        assert_eq!((seen(&groups), groups.oldest()), ((1, 1, false), None));
+        groups.push(request(1, &[2], Some(now + 10 * MS)));
+        groups.push(request(2, &[1, 3], Some(now + 10 * MS)));
+        assert_eq!((seen(&groups), groups.oldest()), ((2, 2, true), Some(now)));
+        assert_eq!(has(&groups), [true, true, true, false]);
+        for (late, left) in [(1, [false, true, false, false]), (0, [false; 4])] {
+            let mut batch = Batch::new(now, 20 * MS, true);
+            let taken = groups.take_batch(1, &mut batch).map(|(_, units)| units);
+            assert_eq!((taken, batch.callers.len(), batch.late.len()), (Some(1), 1, late));
+            assert_eq!(has(&groups), left);
+        }
+        // A group whose requests are all late is no unit.
+        groups.push(request(4, &[9], Some(now + 10 * MS)));
+        let (keys, mut batch) = (groups.keys(), Batch::new(now, 20 * MS, false));
+        assert!(groups.take_batch(1, &mut batch).is_none());
+        assert_eq!((batch.callers.len(), batch.late.len(), groups.keys()), (0, 1, keys - 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn memory_of_a_burst_is_freed_when_no_group_is_left() {
+        let flights = Flights::new(World::default(), (1, 1), 1_000, LONG, Handle::current());
+        let mut groups = Groups::<World>::default();
+        for number in 0..200 {
+            let permit = flights.0.permits.check().unwrap();
+            let (request, receiver) = (Request(number, vec![number]), Box::new(AnswerFn::new(drop)));
+            groups.push(QueuedRequest { request, receiver, number, since: Instant::now(), until: None, permit });
+        }
+        groups.shrink();
+        assert_eq!((groups.ready(), groups.keys()), (200, 200));
+        let all: Vec<_> = groups.take_all().iter().map(|waiting| waiting.number).collect();
+        assert_eq!((groups.ready(), groups.keys(), all), (0, 0, (0..200).collect()));
+        groups.of_keys.reserve(1_000);
+        groups.shrink();
+        assert!(groups.of_keys.capacity() <= 2 * KEYS, "{}", groups.of_keys.capacity());
     }
 
     /// Callers come and go, flights last and rest for random times, and some panic.

@@ -227,6 +227,17 @@ mod tests {
     }
 
     #[test]
+    fn phases_of_a_pair_follow_each_other() {
+        let now = Instant::now();
+        let clock = StoreClock::new(Timestamp::from_micros(1 << 50), now, now);
+        let phase = |number: u32| clock.phase(now + Duration::from_micros(PHASE_US_MIN) * number, DEADLINE);
+        for number in 0..10 {
+            let HalvingPhase { pair, is_halved, .. } = phase(number);
+            assert_eq!((pair - phase(0).pair, is_halved), (u64::from(number / 2), number % 2 == 1));
+        }
+    }
+
+    #[test]
     fn extreme_clocks_and_deadlines_overflow_nothing() {
         let now = Instant::now();
         for stated in [0, u64::MAX] {

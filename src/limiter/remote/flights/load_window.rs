@@ -610,6 +610,237 @@ mod tests {
         assert_eq!(window.needed(DEADLINE), 28 * MS - 2 * 7 * MS);
     }
 
+    /// Plays a pair of phases and the beginning of the next one, which has the finding of the pair. `whole` and
+    /// `halved` are the milliseconds of each call, the requests in flight, and how many of them are answered in time.
+    fn find(window: &mut LoadWindow, pair: u32, whole: (u64, u64, u64), halved: (u64, u64, u64)) {
+        let began = Instant::now();
+        let clock = StoreClock::new(Timestamp::from_micros(1 << 50), began, began);
+        for (number, (took, in_flight, timely)) in
+            [whole, whole, whole, halved, halved, halved, whole].into_iter().enumerate()
+        {
+            // A phase lasts for 524 ms, of which 50 ms are left out.
+            let phase = Some(clock.phase(began + (1_049 * pair + 525 * (number as u32 / 3) + 100) * MS, DEADLINE));
+            let sent = Sent { units: 1, in_flight, flights: in_flight as usize, phase };
+            window.record_alone(nanos(MS) * took, sent, nanos(DEADLINE), timely);
+        }
+    }
+
+    /// Returns a window of this size whose calls are long. A lone call takes 8 ms.
+    fn long(window: u64) -> LoadWindow {
+        LoadWindow { call: nanos(40 * MS), alone: nanos(8 * MS), window: window * PART, ..LoadWindow::new() }
+    }
+
+    #[test]
+    fn only_long_calls_have_halved_windows() {
+        let now = Instant::now();
+        let clock = StoreClock::new(Timestamp::from_micros(1 << 50), now, now);
+        let (whole, halved) = (clock.phase(now, DEADLINE), clock.phase(now + 600 * MS, DEADLINE));
+        for (call, phase, units) in [(20, halved, 101), (25, halved, 101), (26, halved, 50), (26, whole, 101)] {
+            let mut window = LoadWindow { call: nanos(call * MS), window: 101 * PART, ..LoadWindow::new() };
+            window.enter(Some(phase), DEADLINE);
+            assert_eq!(window.units(), units, "{call} ms, {phase:?}");
+            window.enter(None, DEADLINE);
+            assert_eq!(window.units(), 101);
+        }
+    }
+
+    #[test]
+    fn target_is_longer_if_a_lone_call_is_long() {
+        let us = |time: u64| time * 1_000;
+        for (alone, beyond, target) in [
+            (0, 0, 35_000),
+            (10_000, 11_500, 35_000),
+            (30_000, 34_500, 40_000),
+            (44_000, 50_600, 50_600),
+            (51_000, 58_650, 58_650),
+            (57_000, 0, 35_000),
+        ] {
+            let window = LoadWindow { alone: us(alone), ..LoadWindow::new() };
+            let found = (window.beyond_alone(nanos(DEADLINE)), window.target(nanos(DEADLINE)));
+            assert_eq!(found, (us(beyond), us(target)), "{alone} us");
+        }
+    }
+
+    #[test]
+    fn call_without_an_answer_takes_longer_than_the_deadline() {
+        let mut window = LoadWindow::new();
+        window.record_silence(Sent { units: 1, in_flight: 1, flights: 2, phase: None }, DEADLINE);
+        assert_eq!(window.call(), Some(DEADLINE * 5 / 4));
+    }
+
+    /// If other clients make calls long, a fourth is enough.
+    #[test]
+    fn window_grows_if_half_of_it_is_in_flight() {
+        for (is_paced, in_flight, grows) in [(false, 50, true), (false, 49, false), (true, 25, true), (true, 24, false)]
+        {
+            let mut window = LoadWindow { long_by_others: is_paced, ..long(100) };
+            window.record(30 * MS, Sent { units: 8, in_flight, flights: 2, phase: None }, DEADLINE);
+            assert_eq!(window.is_paced(), is_paced);
+            assert_eq!(window.window > 100 * PART, grows, "{in_flight} in flight");
+        }
+    }
+
+    /// Calls take just as long as their target.
+    #[test]
+    fn each_window_of_answers_adds_half_a_request() {
+        let mut window = long(100);
+        for _ in 0..10 {
+            window.record(35 * MS, Sent { units: 10, in_flight: 100, flights: 10, phase: None }, DEADLINE);
+        }
+        assert!((PART * 49 / 100..=PART / 2).contains(&(window.window - 100 * PART)), "{}", window.window - 100 * PART);
+    }
+
+    /// The window has no target then, and grows by half a request as long as it is small.
+    #[test]
+    fn window_grows_slowly_while_others_make_calls_long() {
+        for (too_large, grown) in [(0, 1), (4_000, 8)] {
+            let mut window = LoadWindow { long_by_others: true, too_large: too_large * PART, ..long(1_000) };
+            window.record(45 * MS, Sent { units: 16, in_flight: 1_000, flights: 8, phase: None }, DEADLINE);
+            let more = window.window - 1_000 * PART;
+            assert!((grown * PART..grown * PART + PART / 50).contains(&more), "{more} parts");
+        }
+    }
+
+    /// Then the store is far away, or the requests of this limiter wait for each other.
+    #[test]
+    fn window_has_its_target_if_no_call_is_quick() {
+        for (quickest, alone, has_target) in [(17, 8, false), (18, 8, true), (18, 18, true), (18, 19, false)] {
+            let mut window = LoadWindow { long_by_others: true, alone: nanos(alone * MS), ..long(100) };
+            window.record_quickest(quickest * MS);
+            window.record(49 * MS, Sent { units: 8, in_flight: 100, flights: 8, phase: None }, DEADLINE);
+            assert!(window.is_paced());
+            assert_eq!(window.window < 100 * PART, has_target, "{quickest} ms, alone {alone} ms");
+        }
+    }
+
+    /// A moment with few requests in flight does not make a few late answers count as all.
+    #[test]
+    fn late_answers_are_compared_with_the_usual_load() {
+        let late = |usual| {
+            let mut window = LoadWindow { long_by_others: true, ..long(100) };
+            let mut record = |took, in_flight| {
+                let sent = Sent { units: 8, in_flight, flights: 8, phase: None };
+                window.record(took * MS, sent, DEADLINE);
+                window.late_in_a_row
+            };
+            record(45, usual);
+            [record(70, 8), record(70, 1), record(70, 2)]
+        };
+        assert_eq!(late(64), [8, 16, 24]);
+        assert_eq!(late(1), [8, 16, 0], "the window shrank");
+    }
+
+    #[test]
+    fn usual_load_is_that_of_the_last_calls() {
+        let mut window = long(1_000);
+        for in_flight in std::iter::once(1).chain([64; 60]) {
+            window.record(30 * MS, Sent { units: 1, in_flight, flights: 8, phase: None }, DEADLINE);
+        }
+        assert!((60..=64).contains(&(window.in_flight / PART)), "{}", window.in_flight);
+    }
+
+    /// So a store that was slow for a moment is used again at once.
+    #[test]
+    fn quick_calls_move_the_average_faster() {
+        for (took, average) in [(19_000, 29_500), (20_000, 37_500), (48_000, 41_000)] {
+            let (mut window, us) = (long(8), Duration::from_micros);
+            window.record(us(took), Sent { units: 1, in_flight: 1, flights: 2, phase: None }, DEADLINE);
+            assert_eq!(window.call(), Some(us(average)), "{took} us");
+        }
+    }
+
+    #[test]
+    fn each_request_lets_the_window_grow_by_half_of_one() {
+        let sent = Sent { units: 16, in_flight: 100, flights: 8, phase: None };
+        let (mut answered, mut failed) = (long(100), long(100));
+        answered.record(MS, sent, DEADLINE);
+        assert_eq!(answered.window, 108 * PART + PART * PART / 2 * 16 / (100 * PART));
+        failed.record_failure(MS, sent, DEADLINE);
+        assert_eq!(failed.window, 108 * PART);
+    }
+
+    /// If a way became narrow, a quick call shows it, and no lone call does.
+    #[test]
+    fn calls_stay_many_if_a_lone_call_is_as_long() {
+        for (alone, quickest, calls) in
+            [(15, 0, CALLS_MAX), (15, 15, CALLS_MAX), (15, 5, CALLS_MIN), (5, 15, CALLS_MIN)]
+        {
+            let mut window = LoadWindow { calls: CALLS_MAX, ..long(10_000) };
+            window.record_quickest(quickest * MS);
+            for number in 0..200 {
+                window.alone = nanos(alone * MS);
+                let (flights, more) = (window.calls() as usize, number % 8);
+                let took = (10 + 3 * more as u32) * MS;
+                window.record(took, Sent { units: 1, in_flight: 8 * more, flights, phase: None }, DEADLINE);
+            }
+            assert_eq!(window.calls(), calls, "alone {alone} ms, quickest {quickest} ms");
+        }
+    }
+
+    /// Calls become half as long when half as many requests are in flight.
+    #[test]
+    fn long_calls_are_not_by_others_if_halving_shortens_them() {
+        let mut window = long(8);
+        find(&mut window, 0, (100, 8, 0), (52, 4, 0));
+        assert!(!window.long_by_others);
+        assert_eq!(window.window, 8 * PART);
+    }
+
+    /// No smaller window would bring the answers in time.
+    #[test]
+    fn long_calls_at_the_least_window_are_by_others() {
+        for (halved, long_by_others) in [(28, false), (32, true)] {
+            let mut window = long(WINDOW_MIN);
+            find(&mut window, 0, (100, 2, 0), (halved, 1, 0));
+            assert_eq!(window.long_by_others, long_by_others, "{halved} ms");
+        }
+    }
+
+    #[test]
+    fn window_is_halved_if_a_whole_one_decides_no_more() {
+        let mut window = LoadWindow { long_by_others: true, ..long(3) };
+        find(&mut window, 0, (100, 8, 0), (28, 4, 0));
+        assert_eq!(window.window, WINDOW_MIN * PART, "but not below the least one");
+        for (timely, timely_halved, is_too_large) in [(0, 0, true), (3, 4, true), (4, 4, true), (4, 3, false)] {
+            let mut window = LoadWindow { long_by_others: true, ..long(8) };
+            find(&mut window, 0, (100, 8, timely), (52, 4, timely_halved));
+            assert_eq!(window.long_by_others, is_too_large, "{timely} and {timely_halved} in time");
+            let (window, too_large) = (window.window / PART, window.too_large / PART);
+            assert_eq!((window, too_large), if is_too_large { (4, 8) } else { (8, 0) });
+        }
+    }
+
+    /// A window that was found too large later was not compared with a target.
+    #[test]
+    fn first_finding_of_others_forgets_what_was_too_large() {
+        let mut window = LoadWindow { too_large: 20 * PART, ..long(8) };
+        find(&mut window, 0, (52, 8, 4), (50, 4, 4));
+        assert!(window.long_by_others);
+        assert_eq!(window.too_large, u64::MAX);
+        window.too_large = 20 * PART;
+        find(&mut window, 2, (52, 8, 4), (50, 4, 4));
+        assert!(window.long_by_others);
+        assert_eq!(window.too_large, 20 * PART);
+    }
+
+    #[test]
+    fn lone_calls_count_unless_halving_measures_them() {
+        let now = Instant::now();
+        let phase = Some(StoreClock::new(Timestamp::from_micros(0), now, now).phase(now, DEADLINE));
+        for (call, phase, took, alone) in [
+            (20, phase, 5, 5_000_000),
+            (40, None, 5, 5_000_000),
+            (40, phase, 5, 8_000_000),
+            // A slow one counts for a 32nd of its time.
+            (20, phase, 40, 9_000_000),
+        ] {
+            let mut window = LoadWindow { call: nanos(call * MS), ..long(8) };
+            let sent = Sent { units: 1, in_flight: 1, flights: 1, phase };
+            window.record_alone(nanos(took * MS), sent, nanos(DEADLINE), 1);
+            assert_eq!(window.alone, alone, "{call} ms on average, {took} ms alone");
+        }
+    }
+
     #[test]
     fn first_lone_call_is_the_time_alone() {
         let now = Instant::now();
@@ -635,6 +866,7 @@ mod tests {
 
     #[test]
     fn extreme_calls_overflow_nothing() {
+        assert_eq!(nanos(Duration::MAX), u64::MAX / 4);
         for took in [Duration::ZERO, Duration::MAX] {
             for deadline in [MS, 60_000 * MS] {
                 let mut window = LoadWindow::new();

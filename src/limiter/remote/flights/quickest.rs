@@ -57,6 +57,7 @@ mod tests {
         quickest.record(ms(40), at(4));
         assert_eq!(quickest.read(at(9)), Some(ms(3)));
         quickest.record(ms(50), at(9));
+        assert_eq!(quickest.read(at(9)), Some(ms(3)));
         assert_eq!(quickest.read(at(11)), Some(ms(50)), "the span of the others is over");
         assert_eq!(quickest.read(at(60)), None);
     }

@@ -236,3 +236,60 @@ impl ServerLoad {
         taken.into_iter().map(|(.., flight)| flight).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::load_window::Sent;
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(50);
+
+    const MOST: CallLimits = CallLimits { units: 64, calls: Calls::Pipelined };
+
+    /// Returns the load of a server whose calls take 20 ms, and whose window has 512 requests. One flight is under way.
+    fn load() -> ServerLoad {
+        let mut load = ServerLoad::new();
+        let sent = Sent { units: 1, in_flight: 1, flights: 2, phase: None };
+        load.window.record(Duration::from_millis(20), sent, DEADLINE);
+        load.flights = 1;
+        load
+    }
+
+    #[test]
+    fn one_of_four_turns_is_that_of_corrections() {
+        let mut load = load();
+        for lane in 0..8 {
+            load.list(lane, ListKind::Checks);
+            load.list(100 + lane, ListKind::Corrections);
+        }
+        let turns: Vec<_> = std::iter::from_fn(|| load.next_listed().map(|(lane, _)| lane)).collect();
+        assert_eq!(turns, [100, 0, 1, 2, 101, 3, 4, 5, 102, 6, 7, 103, 104, 105, 106, 107]);
+    }
+
+    #[test]
+    fn corrections_leave_room_for_a_check() {
+        let mut load = load();
+        (load.units, load.starting) = (510, 1);
+        assert!(load.has_room(1, 0, MOST) && load.has_room_for_lane(0));
+        assert!(!load.has_room(1, 1, MOST) && !load.has_room_for_lane(1));
+        load.list(7, ListKind::Corrections);
+        assert!(load.next_listed().is_none());
+        load.list(8, ListKind::Checks);
+        assert_eq!(load.next_listed().map(|(lane, _)| lane), Some(7), "it has its turn beside a check");
+    }
+
+    /// The requests of a lane share its flights, of which five are under way at a time. Those of all lanes share the
+    /// window.
+    #[test]
+    fn check_waits_for_its_lane_or_for_all_lanes() {
+        let mut load = load();
+        for (waiting, all, shed) in [(0, 0, (0, 320)), (600, 800, (600, 320)), (100, 1_000, (1_000, 512))] {
+            load.waiting = all;
+            let Unanswered::Shed(found) = load.reason(waiting, Instant::now(), DEADLINE, MOST) else { panic!("shed") };
+            assert_eq!((found.waiting, found.carries), shed);
+        }
+        assert!(load.refuses(100, Instant::now(), DEADLINE, MOST).is_some());
+        load.waiting = 100;
+        assert!(load.refuses(100, Instant::now(), DEADLINE, MOST).is_none());
+    }
+}

@@ -119,6 +119,7 @@ async fn a_lone_check_goes_at_once_and_alone() {
     }
     assert_eq!(held.carried(), [[1], [2], [3]]);
     assert_eq!(queue.len(), 0);
+    assert!(queue.0.lock(0).1.take_caller_flights(None).is_empty(), "their flights are forgotten");
 }
 
 #[tokio::test(start_paused = true)]
@@ -236,6 +237,152 @@ async fn held_futures_delay_no_other_check() {
     }
 }
 
+/// Makes the window of the first server so small, and lets its calls be short.
+fn shrink(flights: &Flights<Held>, window: u64) {
+    let (_lane, mut server) = flights.0.lock(0);
+    let late = Sent { units: window, in_flight: window, flights: 2, phase: None };
+    server.window.record(2 * DEADLINE, late, DEADLINE);
+    for _ in 0..20 {
+        server.window.record(DEADLINE / 50, Sent { units: 1, in_flight: 0, flights: 2, phase: None }, DEADLINE);
+    }
+}
+
+/// The window has room for two calls, which are driven by futures that are not polled.
+#[tokio::test(start_paused = true)]
+async fn held_futures_delay_no_check_of_another_lane() {
+    let (held, _) = queue(10, 10);
+    let flights = Flights::new(held, (3, 1), 10, DEADLINE, Handle::current());
+    for _ in 0..2 {
+        shrink(&flights, 1);
+        assert_eq!(flights.0.lock(0).1.window.units(), 2);
+        let ask = |lane| flights.ask(lane, 5, |sender: oneshot::Sender<Result<u32, Failure>>| sender);
+        let _first = (ask(0), ask(1));
+        assert_eq!(ask(2).await, Ok(Ok(10)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn flight_takes_what_the_window_has_room_for() {
+    let (held, queue) = queue(10, 0);
+    let room = queue.0.lock(0).1.window.units() - 2;
+    queue.0.lock(0).1.units += room;
+    let _asks = [1, 2, 3].map(|ask| queue.ask(0, ask, |sender: oneshot::Sender<Result<u32, Failure>>| sender));
+    settle().await;
+    assert_eq!(held.carried(), [[1, 2]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn window_grows_if_it_makes_flights_small() {
+    // A flight of this store has at most 64 checks.
+    for (window, checks, flights, grows) in [(100, 10, 1, false), (100, 30, 2, true), (512, 80, 2, false)] {
+        let (held, queue) = queue(1_000, 100);
+        if window < queue.0.lock(0).1.window.units() {
+            shrink(&queue, window);
+        }
+        let before = queue.0.lock(0).1.window.units();
+        let asks = (0..checks).map(|ask| queue.ask(0, ask, |sender: oneshot::Sender<Result<u32, Failure>>| sender));
+        let asks: Vec<_> = asks.collect();
+        for ask in asks {
+            assert!(matches!(ask.await, Ok(Ok(_))));
+        }
+        assert_eq!(held.carried().len(), flights);
+        let after = queue.0.lock(0).1.window.units();
+        assert_eq!(after > before, grows, "{before} and {after} with {checks} checks");
+    }
+}
+
+/// Its call shows how long calls take now.
+#[tokio::test(start_paused = true)]
+async fn late_check_of_an_idle_store_is_sent() {
+    let (_held, queue) = queue(10, 10);
+    let late = Sent { units: 1, in_flight: 1, flights: 2, phase: None };
+    queue.0.lock(0).1.window.record(DEADLINE, late, DEADLINE);
+    let answer = queue.ask(0, 5, |sender: oneshot::Sender<Result<u32, Failure>>| sender);
+    tokio::time::advance(DEADLINE / 2).await;
+    assert_eq!(answer.await, Ok(Ok(10)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn lane_in_use_stays_with_its_server() {
+    /// The servers of two lanes change.
+    struct Moving(Arc<AtomicU64>);
+
+    impl RemoteStore for Moving {
+        type Request = u32;
+        type Answer = u32;
+        type Error = Failure;
+        type Queue = Queue<Self>;
+
+        async fn send_batch(&self, callers: Vec<Caller<Self>>, _: Instant, _: Option<Timestamp>) -> CallResult {
+            tokio::time::sleep(DEADLINE / 2).await;
+            hand_out(callers, std::iter::repeat_with(|| Ok(1)));
+            ANSWERED
+        }
+
+        fn server_of(&self, _lane: u16) -> u16 {
+            self.0.load(Ordering::Relaxed) as u16
+        }
+
+        fn limits(&self) -> CallLimits {
+            MOST
+        }
+
+        fn record_unsent(&self, _error: &Failure) {}
+    }
+
+    let at = Arc::new(AtomicU64::new(0));
+    let flights = Flights::new(Moving(Arc::clone(&at)), (1, 2), 10, DEADLINE, Handle::current());
+    flights.send(0, 1, drop).unwrap();
+    settle().await;
+    at.store(1, Ordering::Relaxed);
+    assert_eq!(flights.0.lock(0).0.server, 0, "a call is under way");
+    tokio::time::sleep(DEADLINE).await;
+    assert_eq!(flights.0.lock(0).0.server, 1);
+}
+
+/// Waits in vain for an answer.
+struct Silent;
+
+impl RemoteStore for Silent {
+    type Request = u32;
+    type Answer = u32;
+    type Error = Failure;
+    type Queue = Queue<Self>;
+
+    async fn send_batch(&self, callers: Vec<Caller<Self>>, until: Instant, _: Option<Timestamp>) -> CallResult {
+        tokio::time::sleep_until(until).await;
+        callers.into_iter().for_each(|caller| caller.answer(Err(Failure::Away)));
+        CallResult::Failed
+    }
+
+    fn limits(&self) -> CallLimits {
+        MOST
+    }
+
+    fn record_unsent(&self, _error: &Failure) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_that_fails_at_the_deadline_was_too_long() {
+    let flights = Flights::new(Silent, (1, 1), 10, DEADLINE, Handle::current());
+    let ask = || flights.ask(0, 1, |sender: oneshot::Sender<Result<u32, Failure>>| sender);
+    assert_eq!(ask().await, Ok(Err(Failure::Away)));
+    assert_eq!(flights.0.lock(0).1.window.call(), Some(DEADLINE * 5 / 4));
+    // A correction has no deadline, and its call has one.
+    let ((tell, told), began) = (oneshot::channel(), Instant::now());
+    flights.send(0, 1, |answer| tell.send(answer).unwrap()).unwrap();
+    assert_eq!(told.await.unwrap(), Err(Failure::Away));
+    assert!((DEADLINE..=DEADLINE + GRACE).contains(&began.elapsed()), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_that_fails_at_once_was_not_long() {
+    let (held, queue) = queue(10, 10);
+    *held.fails.lock().unwrap() = true;
+    assert_eq!(queue.double(1).await, Err(Failure::Away));
+    assert_eq!(queue.0.lock(0).1.window.call(), None);
+}
+
 fn tasks() -> usize {
     Handle::current().metrics().num_alive_tasks()
 }
@@ -256,11 +403,12 @@ async fn answered_check_and_later_ones_do_not_wait_for_each_other() {
 
 #[tokio::test(start_paused = true)]
 async fn lone_check_needs_no_task_until_another_waits() {
-    let (held, queue) = queue(10, 0);
+    let (held, queue) = queue(10, 1);
+    assert_eq!(queue.double(0).await, Ok(0));
     let mut lone = Box::pin(queue.double(1));
     for _ in 0..2 {
         assert!(waits(lone.as_mut()).await);
-        assert_eq!((tasks(), held.carried().len()), (0, 1));
+        assert_eq!((tasks(), held.carried().len()), (0, 2));
     }
     let mut next = Box::pin(queue.double(2));
     let mut last = Box::pin(queue.double(3));
@@ -296,6 +444,42 @@ async fn caller_of_a_flight_that_became_a_task_gets_its_answer() {
     for (ask, other) in (2..).zip(others) {
         assert_eq!(other.await.unwrap(), Ok(ask * 2));
     }
+}
+
+/// Sends more requests than it can have calls, while a caller polls its first call.
+struct Busy(std::sync::OnceLock<std::sync::Weak<Flights<Busy>>>);
+
+impl RemoteStore for Busy {
+    type Request = u32;
+    type Answer = u32;
+    type Error = Failure;
+    type Queue = Queue<Self>;
+
+    async fn send_batch(&self, callers: Vec<Caller<Self>>, _until: Instant, _: Option<Timestamp>) -> CallResult {
+        if let Some(flights) = self.0.get().and_then(std::sync::Weak::upgrade).filter(|_| callers[0].request == 1) {
+            (2..10).for_each(|request| flights.send(0, request, drop).unwrap());
+        }
+        tokio::task::yield_now().await;
+        let asks: Vec<_> = callers.iter().map(|caller| caller.request).collect();
+        hand_out(callers, asks.iter().map(|ask| Ok(ask * 2)));
+        ANSWERED
+    }
+
+    fn limits(&self) -> CallLimits {
+        MOST
+    }
+
+    fn record_unsent(&self, _error: &Failure) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn flight_that_becomes_a_task_while_polled_goes_on() {
+    let flights = Arc::new(Flights::new(Busy(std::sync::OnceLock::new()), (1, 1), 100, DEADLINE, Handle::current()));
+    flights.store().0.set(Arc::downgrade(&flights)).unwrap();
+    let answer = flights.ask(0, 1, |sender: oneshot::Sender<Result<u32, Failure>>| sender).await;
+    assert_eq!(answer, Ok(Ok(2)));
+    settle().await;
+    assert_eq!(flights.len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -383,6 +567,32 @@ async fn time_that_ends_unnoticed_is_an_overload() {
     // The process does nothing for a while.
     tokio::time::advance(DEADLINE * 2).await;
     assert_eq!(why(check.await.unwrap()), Some(Unanswered::TooBusy(DEADLINE)));
+}
+
+/// Its call shows how long calls take now.
+#[tokio::test(start_paused = true)]
+async fn late_check_is_sent_if_it_is_the_last_of_an_idle_lane() {
+    let (_held, queue) = queue(10, 0);
+    let now = Instant::now();
+    let check = |left: u64| QueuedRequest::<Held> {
+        request: 1,
+        receiver: Box::new(AnswerFn::new(drop)),
+        number: 0,
+        since: now,
+        until: Some(now + Duration::from_millis(left)),
+        permit: queue.0.permits.check().unwrap(),
+    };
+    for (is_idle, left, is_last, is_sent) in [
+        (true, 10, true, true),
+        (true, 10, false, false),
+        (false, 10, true, false),
+        (true, 0, true, false),
+        (false, 20, false, true),
+    ] {
+        let mut batch = Batch::new(now, Duration::from_millis(20), is_idle);
+        batch.add(check(left), is_last);
+        assert_eq!((batch.callers.len(), batch.late.len()), if is_sent { (1, 0) } else { (0, 1) }, "{left} ms left");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -512,6 +722,44 @@ async fn small_batches_take_one_correction_for_three_checks() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn corrections_before_a_check_are_a_third_of_the_checks() {
+    let (_held, queue) = queue(1_000, 0);
+    let mut tasks = Vec::new();
+    for ask in 0..16 {
+        tasks.push(start(&queue, ask).await);
+    }
+    for (corrections, before) in [(0, 12), (3, 15), (5, 17), (50, 17)] {
+        while queue.in_queue(|queue| queue.ready()) < 12 + corrections {
+            queue.send(0, 100, drop).unwrap();
+        }
+        assert_eq!(queue.in_queue(|queue| queue.before_a_check()), before, "{corrections} corrections");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_has_the_longest_wait() {
+    let (_held, queue) = queue(10, 0);
+    let mut tasks = Vec::new();
+    for (ask, wait) in (0..7).zip([0, 0, 0, 0, 10, 20, 30].map(Duration::from_millis)) {
+        tasks.push(start(&queue, ask).await);
+        // Four are in flight, and do not wait.
+        tokio::time::advance(Duration::from_millis(10)).await;
+        assert_eq!(queue.load().oldest_wait, wait);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_counts_the_calls_of_all_servers() {
+    let (held, _) = queue(10, 0);
+    let flights = Flights::new(held, (2, 2), 10, DEADLINE, Handle::current());
+    for (lane, calls) in [(0, 1), (1, 2), (1, 3)] {
+        flights.send(lane, 1, drop).unwrap();
+        settle().await;
+        assert_eq!(flights.load().calls_in_flight, calls);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn load_has_the_call_times_of_the_slowest_server() {
     for times in [[10, 20], [20, 10]] {
         let (held, _) = queue(10, 0);
@@ -545,6 +793,7 @@ async fn lanes_of_a_server_share_its_window() {
     let mut asked: Vec<_> = (2..700).map(ask).collect();
     settle().await;
     assert_eq!(held.carried().len() as u64, window);
+    assert_eq!(flights.0.lock(0).1.waiting as u64, asked.len() as u64 - window);
     for (lane, carried) in [(1, 1), (700, 1), (1_001, 2)] {
         asked.push(ask(lane));
         settle().await;
@@ -593,6 +842,34 @@ fn sent_request_is_answered_when_its_flight_ends() {
     drop(own);
     assert_eq!(seen.try_iter().collect::<Vec<_>>(), [Some(Unanswered::RuntimeEnded); 5]);
     assert_eq!(queue.len(), 0);
+}
+
+/// Most lanes have a flight. The others wait for room in the window of their server.
+#[test]
+fn requests_of_listed_lanes_are_answered_when_flights_end() {
+    for are_sent in [true, false] {
+        let own = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (answers, seen) = std::sync::mpsc::channel();
+        let (held, flights) = own.block_on(async {
+            let (held, _) = queue(10, 0);
+            let flights = Flights::new(held.clone(), (600, 1), 1_000, DEADLINE, Handle::current());
+            for lane in 0..600 {
+                let answers = answers.clone();
+                flights.send(lane, 1, move |answer| answers.send(why(answer)).unwrap()).unwrap();
+            }
+            if are_sent {
+                settle().await;
+            }
+            (held, flights)
+        });
+        assert_eq!(held.carried().len(), if are_sent { 511 } else { 0 }, "there is room for a check");
+        drop(own);
+        assert_eq!(seen.try_iter().collect::<Vec<_>>(), [Some(Unanswered::RuntimeEnded); 600]);
+        assert_eq!(flights.len(), 0);
+        let (lane, server) = flights.0.lock(0);
+        assert_eq!((lane.flights, lane.units, lane.counted, lane.is_starting), (0, 0, 0, false));
+        assert_eq!((server.flights, server.units, server.waiting, server.starting), (0, 0, 0, 0));
+    }
 }
 
 #[tokio::test(start_paused = true)]
