@@ -150,14 +150,119 @@ impl FleetReports {
 mod tests {
     use super::*;
     use crate::base::time::Timestamp;
+    use crate::limiter::{BoxFuture, TextRead};
+
+    fn reported(names: &[&str]) -> ReportedFleet {
+        let since = Timestamp::from_micros(3);
+        let in_force = FleetInForce { revision: 1, hash: 2, since, read_at: None, restored_at: None, error: None };
+        ReportedFleet::of(in_force, names)
+    }
+
+    /// Other processes have their reports at all places but one.
+    struct OnePlace {
+        free: usize,
+        tried: Mutex<Vec<usize>>,
+    }
+
+    impl SharedText for OnePlace {
+        fn load(&self, _: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>> {
+            unreachable!("a report is no text")
+        }
+
+        fn swap<'a>(&'a self, _: Option<u128>, _: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>> {
+            unreachable!("a report is no text")
+        }
+
+        fn put_report<'a>(
+            &'a self,
+            place: usize,
+            report: &'a VersionedText,
+            _: Duration,
+        ) -> BoxFuture<'a, Result<bool, BoxError>> {
+            assert!(place < REPORTS_MAX && &*report.text == "a report", "{place}: {report:?}");
+            lock(&self.tried).push(place);
+            Box::pin(std::future::ready(Ok(place == self.free)))
+        }
+    }
+
+    #[tokio::test]
+    async fn report_finds_a_place_that_no_other_process_uses() {
+        for free in [0, REPORTS_MAX - 1] {
+            let reporter = Reporter::new(|_| "a report".into());
+            let text = OnePlace { free, tried: Mutex::default() };
+            for write in 1..=REPORTS_MAX / TRIES {
+                reporter.write(&text, reported(&[])).await.unwrap();
+                let tried = lock(&text.tried).clone();
+                assert!(tried.len() == write * TRIES || tried.last() == Some(&free), "{tried:?}");
+            }
+            lock(&text.tried).clear();
+            reporter.write(&text, reported(&[])).await.unwrap();
+            assert_eq!(*lock(&text.tried), [free], "it stays there");
+        }
+    }
+
+    #[tokio::test]
+    async fn report_may_have_the_most_bytes() {
+        struct Any;
+        impl SharedText for Any {
+            fn load(&self, _: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>> {
+                unreachable!("a report is no text")
+            }
+
+            fn swap<'a>(&'a self, _: Option<u128>, _: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>> {
+                unreachable!("a report is no text")
+            }
+        }
+        for (bytes, is_written) in [(REPORT_MAX, true), (REPORT_MAX + 1, false)] {
+            let reporter = Reporter::new(move |_| "a".repeat(bytes));
+            assert_eq!(reporter.write(&Any, reported(&[])).await.is_ok(), is_written, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn processes_have_identities_of_their_own() {
+        let [one, other] = [(); 2].map(|()| Reporter::new(|_| String::new()).process);
+        assert!(one != other && one > u128::from(u64::MAX) && other as u64 > 0, "{one} and {other}");
+    }
+
+    #[test]
+    fn report_is_due_after_each_fifth_reading() {
+        let reporter = Reporter::new(|_| String::new());
+        let due: Vec<_> = (1..=12).filter(|_| reporter.is_due()).collect();
+        assert_eq!(due, [1, 6, 11]);
+    }
+
+    /// A process that lost an answer has its report in two places.
+    #[tokio::test]
+    async fn process_with_two_reports_is_counted_once() {
+        struct Stored(Vec<VersionedText>);
+        impl SharedText for Stored {
+            fn load(&self, _: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>> {
+                unreachable!("a report is no text")
+            }
+
+            fn swap<'a>(&'a self, _: Option<u128>, _: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>> {
+                unreachable!("a report is no text")
+            }
+
+            fn reports(&self) -> BoxFuture<'_, Result<Vec<VersionedText>, BoxError>> {
+                Box::pin(std::future::ready(Ok(self.0.clone())))
+            }
+        }
+        let own = Reporter::new(|_| String::new());
+        let stored = [(own.process, "own"), (1, "other"), (own.process, "own"), (0, ""), (0, "")];
+        let stored = Stored(stored.map(|(process, text)| VersionedText::new(process, text)).into());
+        let found = reports(&stored, Some(&own)).await.unwrap();
+        let seen: Vec<_> = found.reports.iter().map(|(text, is_own)| (&**text, *is_own)).collect();
+        assert_eq!(seen, [("own", true), ("other", false), ("", false), ("", false)]);
+        assert_eq!(found.places, 5);
+    }
 
     #[test]
     fn processes_are_counted_by_the_names_of_their_rules() {
         let report = |names: &[&str]| -> (Arc<str>, bool) {
-            let since = Timestamp::from_micros(3);
-            let in_force = FleetInForce { revision: 1, hash: 2, since, read_at: None, restored_at: None, error: None };
-            let fleet = ReportedFleet::of(in_force, names);
-            (format!("process a 1 2 3 4 5 6\n{}", fleet.lines_of_rules().collect::<String>()).into(), false)
+            let lines = reported(names).lines_of_rules().collect::<String>();
+            (format!("process a 1 2 3 4 5 6\n{lines}").into(), false)
         };
         let reports = vec![report(&["rules", "a b%", "rules"]), report(&["rules"]), report(&[])];
         let processes =

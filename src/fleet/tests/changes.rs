@@ -48,6 +48,34 @@ async fn change_is_in_force_everywhere_after_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn override_follows_its_latest_value_and_end() {
+    let (_, clock, [here, there]) = processes().await;
+    let overrides = [&here, &there].map(|fleet| fleet.overrides("customer"));
+    let (acme, other) = (Key::of("acme").unwrap(), Key::of("other").unwrap());
+    let set = |key: &str, limit| FleetChange::override_quota("customer", key, Quota::per_hour(limit)).unwrap();
+    here.change("alice", "", [set("other", 3)]).await.unwrap();
+    for (change, limit) in [
+        (set("acme", 7), 7),
+        (set("acme", 8), 8),
+        (set("acme", 8).lasting(Duration::from_secs(3_600)), 8),
+        (set("acme", 9).lasting(Duration::from_secs(7_200)), 9),
+    ] {
+        here.change("alice", "", [change]).await.unwrap();
+        second().await;
+        for own in &overrides {
+            assert_eq!((own.get(&acme), own.get(&other)), (Some(Quota::per_hour(limit)), Some(Quota::per_hour(3))));
+            assert_eq!(own.len(), 2);
+        }
+    }
+    clock.advance(Duration::from_secs(7_199));
+    second().await;
+    assert!(overrides.iter().all(|own| own.get(&acme).is_some()));
+    clock.advance(Duration::from_secs(1));
+    second().await;
+    assert!(overrides.iter().all(|own| own.get(&acme).is_none() && own.get(&other).is_some()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn value_that_is_taken_late_follows_what_was_set() {
     let (_, _, [here, there]) = processes().await;
     here.mode("client", Mode::Enforce);

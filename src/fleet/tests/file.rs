@@ -16,8 +16,11 @@ async fn file_keeps_what_was_set_over_a_restart() {
     let fleet = Fleet::in_file(&path).await.unwrap();
     assert_eq!(fleet.mode("client", Mode::Enforce).get(), Mode::Shadow);
     assert_eq!((fleet.in_force().revision, &*fleet.entries()[0].why), (2, "again"));
+    #[cfg(feature = "status")]
+    assert!(fleet.is_in_file());
     std::fs::write(&path, "no such form").unwrap();
     assert!(Fleet::in_file(&path).await.is_err());
+    assert!(Fleet::in_file(path.join("below")).await.is_err(), "a file has no files");
     std::fs::remove_dir_all(folder).unwrap();
 }
 

@@ -12,6 +12,7 @@ use crate::mode::Mode;
 
 mod changes;
 mod file;
+mod json;
 mod reading;
 #[cfg(feature = "rules")]
 mod rules;
@@ -39,6 +40,7 @@ struct Kept {
     fault: Fault,
     loads: usize,
     swaps: usize,
+    reports: Vec<VersionedText>,
 }
 
 #[derive(Clone, Default)]
@@ -90,6 +92,18 @@ impl SharedText for InMemory {
                 kept.text = Some(next.clone());
             }
             is_expected
+        }))
+    }
+
+    fn put_report<'a>(
+        &'a self,
+        _: usize,
+        report: &'a VersionedText,
+        _: Duration,
+    ) -> BoxFuture<'a, Result<bool, BoxError>> {
+        Box::pin(self.run(move |kept| {
+            kept.reports.push(report.clone());
+            true
         }))
     }
 }

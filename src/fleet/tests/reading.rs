@@ -163,6 +163,48 @@ async fn observers_get_each_event_once() {
     assert_eq!(seen, [2, 2]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn observers_hear_once_that_the_store_is_away_and_back() {
+    let (text, _, [here, _]) = processes().await;
+    let seen = Revisions::default();
+    here.observe(seen.clone());
+    lock(&seen.0).clear();
+    let kinds = || -> Vec<&str> {
+        let kind = |event: &FleetEvent| match event {
+            FleetEvent::Unreadable { revision: Some(0), .. } => "unreadable",
+            FleetEvent::Readable { revision: 0 } => "readable",
+            _ => "other",
+        };
+        lock(&seen.0).iter().map(kind).collect()
+    };
+    for (fault, expected) in [
+        (Fault::Away, &["unreadable"][..]),
+        (Fault::None, &["unreadable", "readable"]),
+        (Fault::Away, &["unreadable", "readable", "unreadable"]),
+    ] {
+        text.set_fault(fault);
+        for _ in 0..3 {
+            second().await;
+        }
+        assert_eq!(kinds(), expected);
+    }
+}
+
+#[cfg(feature = "status")]
+#[tokio::test(start_paused = true)]
+async fn process_reports_while_the_store_answers() {
+    let (text, _, [here, _]) = processes().await;
+    here.report_by(|fleet| format!("revision {}", fleet.in_force.revision));
+    for (fault, reports) in [(Fault::None, 3), (Fault::Away, 3), (Fault::None, 5)] {
+        text.set_fault(fault);
+        for _ in 0..12 {
+            second().await;
+        }
+        assert_eq!(lock(&text.0).reports.len(), reports, "{fault:?}");
+    }
+    assert!(lock(&text.0).reports.iter().all(|report| &*report.text == "revision 0"));
+}
+
 /// An observer that is slow with its first event.
 struct Slow {
     seen: Revisions,

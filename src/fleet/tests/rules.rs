@@ -312,6 +312,18 @@ async fn own_rules_that_are_not_used_are_reported_once() {
     assert_eq!(layer.policies()[0].quota().limit(), 3);
 }
 
+#[cfg(feature = "status")]
+#[tokio::test(start_paused = true)]
+async fn report_names_the_rules_that_follow() {
+    let (text, _, [fleet, _]) = processes().await;
+    let _rules = Rules::builder().fleet(&fleet, "edge").read_text(hourly(1)).unwrap();
+    fleet.mode("client", Mode::Enforce);
+    fleet.report_by(|fleet| fleet.lines_of_rules().collect());
+    second().await;
+    second().await;
+    assert_eq!(lock(&text.0).reports.iter().map(|report| &*report.text).collect::<Vec<_>>(), ["rules edge\n"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn override_of_a_rule_is_no_misconfiguration() {
     let (_, _, [fleet, _]) = processes().await;
