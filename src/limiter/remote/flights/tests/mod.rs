@@ -447,7 +447,7 @@ async fn caller_of_a_flight_that_became_a_task_gets_its_answer() {
 }
 
 /// Sends more requests than it can have calls, while a caller polls its first call.
-struct Busy(std::sync::OnceLock<std::sync::Weak<Flights<Busy>>>);
+struct Busy(std::sync::OnceLock<std::sync::Weak<Flights<Self>>>);
 
 impl RemoteStore for Busy {
     type Request = u32;
