@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use crate::http::{Answer, Application, get, send};
 use crate::python;
@@ -168,25 +169,67 @@ enum Reports {
     Refusals,
 }
 
+/// Checks what a response says about a rule by the hour that has let this many requests pass since `began`.
+fn says(answer: &Answer, rule: &str, quota: u64, passed: u64, began: Instant) {
+    let policy = format!("\"{rule}\";q={quota};w=3600");
+    assert!(answer.header("ratelimit-policy").split(", ").any(|one| one == policy), "{policy}: {answer:?}");
+    let (left, each) = (quota - passed, 3600 / quota);
+    let start = format!("\"{rule}\";r={left};t=");
+    let said = answer.header("ratelimit").split(", ").find_map(|one| one.strip_prefix(&start)?.split(';').next());
+    let said: u64 = said.and_then(|said| said.parse().ok()).unwrap_or_else(|| panic!("{start}: {answer:?}"));
+    // The limiter rounds seconds up. If nothing is left, the wait shrinks with the time. Otherwise what is left grows.
+    let elapsed = began.elapsed().as_secs();
+    let bounds = if left == 0 { each.saturating_sub(elapsed)..=each } else { left * each..=left * each + elapsed + 1 };
+    assert!(bounds.contains(&said), "{rule} says {said}, not within {bounds:?}: {answer:?}");
+    if left == 0 && answer.status == 429 {
+        // Each rule that refuses has its own wait, and the client gets the longest.
+        let wait: u64 = answer.header("retry-after").parse().unwrap_or_else(|error| panic!("{error}: {answer:?}"));
+        assert_eq!(wait, said, "{rule}: {answer:?}");
+    }
+}
+
+/// Sends requests until a rule by the hour refuses one, and checks what each response says about the rule.
+fn until_refused(rule: &str, quota: u32, reports: Reports, mut send: impl FnMut() -> Answer) -> Answer {
+    let (began, mut sent) = (Instant::now(), 0);
+    let (count, refused) = passed(quota, || {
+        let answer = send();
+        if answer.status == 200 {
+            sent += 1;
+            match reports {
+                Reports::All => says(&answer, rule, quota.into(), sent, began),
+                Reports::Refusals => says_nothing(&answer),
+            }
+        }
+        answer
+    });
+    assert_eq!((count, refused.status), (quota, 429), "{refused:?}");
+    says(&refused, rule, quota.into(), quota.into(), began);
+    refused
+}
+
+fn says_nothing(answer: &Answer) {
+    for name in ["ratelimit", "ratelimit-policy", "retry-after"] {
+        assert_eq!(answer.header(name), "", "{name}: {answer:?}");
+    }
+}
+
 /// The rules of the example, over all paths, by route, by key and by plan.
 fn limits_by_the_example(setup: &Setup, reports: Reports) {
     let address = setup.proxy.address;
+    let began = Instant::now();
     let first = get(address, "/shop?page=1", &[]);
     assert!(first.status == 200 && first.body.starts_with("GET /shop?page=1 HTTP/1."), "{first:?}");
-    if reports == Reports::All {
-        assert!(first.header("ratelimit").contains("\"client\";r=29"), "{first:?}");
-        assert!(first.header("ratelimit-policy").contains("\"client\";q=30;w=3600"), "{first:?}");
+    match reports {
+        Reports::All => says(&first, "client", 30, 1, began),
+        Reports::Refusals => says_nothing(&first),
     }
 
     // By route: the fourth attempt to log in.
-    let (count, refused) = passed(3, || send(address, "POST", "/login", &[], "name=a"));
-    assert_eq!((count, refused.status), (3, 429), "{refused:?}");
-    let wait: u64 = refused.header("retry-after").parse().unwrap();
-    assert!((1..=1_200).contains(&wait), "{refused:?}");
+    let refused = until_refused("login", 3, reports, || send(address, "POST", "/login", &[], "name=a"));
+    says(&refused, "client", 30, 4, began);
     assert_eq!(refused.header("content-type"), "application/problem+json");
     assert_eq!(refused.header("cache-control"), "no-store");
     assert_eq!(refused.json()["violated-policies"], serde_json::json!(["login"]));
-    assert!(refused.header("ratelimit").contains("\"login\";r=0"), "{refused:?}");
     // Other spellings of the path are the same route, and a shop may have one for GET.
     for target in ["//login", "/./login", "/x/../login", "/%6cogin", "/%2Flogin", "/x%2f..%2flogin"] {
         assert_eq!(send(address, "POST", target, &[], "name=a").status, 429, "{target}");
@@ -194,14 +237,16 @@ fn limits_by_the_example(setup: &Setup, reports: Reports) {
     assert_eq!(get(address, "/login", &[]).status, 200);
 
     // By key and plan.
-    let (count, refused) = passed(5, || get(address, "/", &[("X-Api-Key", "small")]));
-    assert_eq!((count, refused.json()["violated-policies"][0].as_str()), (5, Some("customer")), "{refused:?}");
-    let (count, refused) = passed(20, || get(address, "/", &[("X-Api-Key", "acme")]));
-    let violated = refused.json()["violated-policies"].to_string();
-    assert!(count == 20 && violated.contains("customer"), "{refused:?}");
+    let refused = until_refused("customer", 5, reports, || get(address, "/", &[("X-Api-Key", "small")]));
+    assert_eq!(refused.json()["violated-policies"][0], "customer", "{refused:?}");
+    says(&refused, "client", 30, 10, began);
+    let refused = until_refused("customer", 20, reports, || get(address, "/", &[("X-Api-Key", "acme")]));
+    assert!(refused.json()["violated-policies"].to_string().contains("customer"), "{refused:?}");
 
     // By client: nothing is left of 30, after 1 + 3 + 1 + 5 + 20.
-    assert_eq!(get(address, "/", &[]).json()["violated-policies"][0], "client");
+    let refused = get(address, "/", &[]);
+    assert_eq!(refused.json()["violated-policies"][0], "client");
+    says(&refused, "client", 30, 30, began);
 }
 
 /// A client of the proxy describes another request than it sends.
@@ -252,9 +297,7 @@ fn response_to_an_exempt_request_reports_nothing() {
         let setup = setup(Server::start(&rules, &[]));
         let answer = get(setup.proxy.address, "/", &[]);
         assert!(answer.status == 200 && answer.body.starts_with("GET / HTTP"), "{answer:?}");
-        for name in ["ratelimit", "ratelimit-policy", "retry-after"] {
-            assert_eq!(answer.header(name), "", "{name}: {answer:?}");
-        }
+        says_nothing(&answer);
     }
 }
 
