@@ -127,8 +127,16 @@ fn traefik_program() -> PathBuf {
 }
 
 fn envoy(limiter: Server) -> Setup {
+    envoy_of(&example("envoy.yaml"), limiter)
+}
+
+fn envoy_ext_authz(limiter: Server) -> Setup {
+    envoy_of(&example("envoy-ext-authz.yaml"), limiter)
+}
+
+fn envoy_of(text: &str, limiter: Server) -> Setup {
     let (application, folder, port) = (Application::start(), Folder::new(), free_port());
-    folder.write("envoy.yaml", &with_ports(&example("envoy.yaml"), port, Some(limiter.asked), application.address));
+    folder.write("envoy.yaml", &with_ports(text, port, Some(limiter.asked), application.address));
     let mut command = Command::new(envoy_program());
     command.args(["-c", "envoy.yaml", "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"]);
     Setup { proxy: Proxy::start(command, folder, port, ENVOY), limiter: Some(limiter), _application: application }
@@ -293,7 +301,7 @@ fn traefik_limits_by_route_key_and_plan() {
 #[test]
 fn response_to_an_exempt_request_reports_nothing() {
     let rules = rules() + "access: {allow: [127.0.0.1]}\n";
-    for setup in [nginx, caddy, haproxy, envoy, traefik] {
+    for setup in [nginx, caddy, haproxy, envoy, envoy_ext_authz, traefik] {
         let setup = setup(Server::start(&rules, &[]));
         let answer = get(setup.proxy.address, "/", &[]);
         assert!(answer.status == 200 && answer.body.starts_with("GET / HTTP"), "{answer:?}");
@@ -334,6 +342,12 @@ fn envoy_limits_by_route_key_and_plan() {
 }
 
 #[test]
+fn envoy_asks_by_ext_authz_by_route_key_and_plan() {
+    limits_by_the_example(&envoy_ext_authz(start()), Reports::All);
+    is_not_deceived(&envoy_ext_authz(start()));
+}
+
+#[test]
 fn envoy_is_answered_by_a_file_in_its_form() {
     let rules = "domain: shop
 descriptors:
@@ -356,7 +370,7 @@ descriptors:
 
 #[test]
 fn proxy_refuses_while_the_limiter_is_away() {
-    for setup in [nginx, caddy, haproxy, envoy, traefik] {
+    for setup in [nginx, caddy, haproxy, envoy, envoy_ext_authz, traefik] {
         let mut setup = setup(start());
         let address = setup.proxy.address;
         assert_eq!(get(address, "/", &[]).status, 200);
@@ -375,6 +389,10 @@ fn client_learns_when_to_come_again_if_the_store_is_away() {
         let answer = get(setup.proxy.address, "/", &[]);
         assert_eq!((answer.status, answer.header("content-type")), (503, "application/problem+json"), "{answer:?}");
         assert!(answer.header("retry-after").parse::<u64>().is_ok() && answer.json()["status"] == 503, "{answer:?}");
+    }
+    for (setup, status) in [(envoy as fn(Server) -> Setup, 500), (envoy_ext_authz, 503)] {
+        let setup = setup(limiter());
+        assert_eq!(get(setup.proxy.address, "/", &[]).status, status);
     }
     let mut setup = nginx(limiter());
     drop(setup.limiter.take());
@@ -462,7 +480,7 @@ fn haproxy_refuses_if_its_script_fails() {
 #[test]
 fn second_key_gives_no_further_allowance() {
     let rules = "rules: [{name: customer, quota: 2 per hour, key: header x-api-key, missing-key: exempt}]";
-    for setup in [nginx, caddy, haproxy, envoy, traefik] {
+    for setup in [nginx, caddy, haproxy, envoy, envoy_ext_authz, traefik] {
         let setup = setup(Server::start(rules, &[]));
         let key = ("X-Api-Key", "acme");
         let others = ["a", "b", "c", "d"].map(|other| ("X-Api-Key", other));
@@ -477,7 +495,7 @@ fn second_key_gives_no_further_allowance() {
 #[test]
 fn host_header_does_not_hide_the_host_of_the_uri() {
     let rules = "rules: [{name: api, quota: 2 per hour, key: client-ip, match: {host: api.example}}]";
-    for setup in [nginx, caddy, haproxy, envoy, traefik] {
+    for setup in [nginx, caddy, haproxy, envoy, envoy_ext_authz, traefik] {
         let setup = setup(Server::start(rules, &[]));
         let status = |target: &str, host: &str| get(setup.proxy.address, target, &[("Host", host)]).status;
         let passed = (0..4).filter(|_| status("http://api.example/", "other.example") == 200).count();
