@@ -19,7 +19,7 @@ use crate::algorithm::{Decider, Pair, WordLayout};
 use crate::clock::{Clock, ManualClock, StoppedTimer};
 use crate::decision::Receipt;
 use crate::key::Key;
-use crate::limiter::{BoundedTurn, Charge, LineStep};
+use crate::limiter::{BoundedTurn, Charge, Effect, LineStep};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -476,6 +476,42 @@ fn set_and_single_charge_share_the_last_unit() {
             let left = limiter.states.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
             assert_eq!(left, 10 - u64::from(set), "all or nothing");
         });
+    }
+}
+
+/// The set looks at one key and charges another. The other thread charges the first key, and then takes and returns a
+/// unit of the second one. The word of the second key is then as the set read it, so only the word of the first key
+/// shows that the set decides later. What is left after the other thread took its unit tells whether it came first.
+#[test]
+fn set_looks_at_a_key_when_it_charges_another() {
+    for effect in [Effect::Enforce, Effect::Observe] {
+        for is_swapped in BOTH_WAYS {
+            model(2, move || {
+                let limiter = Limiter::new(Quota::fixed_window(10, HOUR).expect("the quota is possible"));
+                let looked_at = Policy::new("looked at", bucket()).expect("it is a name");
+                assert!(limiter.take());
+                assert!(limiter.states.charge(Charge::new(&looked_at, &limiter.key)).is_allowed());
+                // The bucket denies an observed charge of 10 before and after the other thread's charge.
+                let cost = if effect == Effect::Observe { 10 } else { 0 };
+                let [one, other] = [limiter.clone(), limiter.clone()];
+                let charged = looked_at.clone();
+                let take_set = move || {
+                    let look = Charge::new(&looked_at, &one.key).cost(cost).effect(effect);
+                    let mut decisions = smallvec::SmallVec::new();
+                    assert!(one.states.charge_set(&[Charge::new(&one.policy, &one.key), look], &mut decisions));
+                    decisions[1].remaining()
+                };
+                let charge_and_return = move || {
+                    assert!(other.states.charge(Charge::new(&charged, &other.key)).is_allowed());
+                    let mut taken = other.states.charge(Charge::new(&other.policy, &other.key));
+                    let receipt = taken.take_receipt().expect("it took a unit");
+                    other.states.refund(&other.policy, &other.key, &receipt);
+                    taken.remaining() == 8
+                };
+                let (left, is_before) = at_once(is_swapped, take_set, charge_and_return);
+                assert!(left == 8 || !is_before && left == 9, "{left} are left of what was charged before");
+            });
+        }
     }
 }
 
