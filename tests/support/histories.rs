@@ -55,12 +55,29 @@ pub(crate) enum Call {
     },
 }
 
+impl Call {
+    fn counters(&self) -> Vec<usize> {
+        match self {
+            Self::Take(charges) | Self::Read(charges) => charges.iter().map(|seen| seen.counter).collect(),
+            Self::Refund { counter, .. } | Self::Reset { counter } => vec![*counter],
+        }
+    }
+}
+
 /// A call, and the instants between which it had its effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorded {
     pub(crate) began: Instant,
     pub(crate) ended: Instant,
     pub(crate) call: Call,
+}
+
+impl Recorded {
+    /// Returns whether the two calls use the same counter at the same time.
+    fn meets(&self, other: &Self) -> bool {
+        let is_shared = self.call.counters().iter().any(|counter| other.call.counters().contains(counter));
+        is_shared && self.began < other.ended && other.began < self.ended
+    }
 }
 
 /// The units that are used of each counter.
@@ -263,6 +280,12 @@ pub(crate) fn policies(first: Quota, second: Quota) -> [Policy; 2] {
 pub(crate) fn check_history(callers: &[Vec<Recorded>], about: &str) {
     let calls = callers.concat();
     assert!(is_explained(&calls), "{about}: no order explains these answers: {calls:#?}");
+}
+
+/// Returns whether two callers used the same counter at the same time.
+pub(crate) fn has_meeting(callers: &[Vec<Recorded>]) -> bool {
+    let meets = |call: &Recorded, others: &[Vec<Recorded>]| others.iter().flatten().any(|other| call.meets(other));
+    callers.iter().enumerate().any(|(at, calls)| calls.iter().any(|call| meets(call, &callers[at + 1..])))
 }
 
 /// Waits for the end of a caller's step.
