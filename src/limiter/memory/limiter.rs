@@ -23,8 +23,9 @@ use super::states::States;
 /// A limiter in this process's memory, for every algorithm and any mix of quotas.
 ///
 /// Clones share one table. A set of charges is [atomic](crate::limiter::Atomicity::Atomic): an admitted set
-/// is decided at one instant. A refused set takes nothing, and may report states from different instants of the
-/// call. Nothing runs in the background.
+/// is decided at one instant. On processors that order reads and writes more weakly than x86 does, its charges of
+/// cost 0 may be decided a moment before the others. A refused set takes nothing, and may report states from
+/// different instants of the call. Nothing runs in the background.
 ///
 /// # Memory
 ///
