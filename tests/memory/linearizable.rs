@@ -45,13 +45,9 @@ impl Passer<'_> {
     fn pass(&self) {
         let Gate { came, is_broken } = self.0;
         let round = came.fetch_add(1, Ordering::SeqCst) / CALLERS;
-        for look in 1_u64.. {
-            if came.load(Ordering::SeqCst) >= (round + 1) * CALLERS {
-                break;
-            }
+        while came.load(Ordering::SeqCst) < (round + 1) * CALLERS {
             assert!(!is_broken.load(Ordering::SeqCst), "another thread has panicked");
-            // A thread that yields may come back late, so it yields rarely. But the others may need its processor.
-            if look % 1_000 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            std::thread::yield_now();
         }
     }
 }
@@ -287,16 +283,19 @@ fn wait_in_threads(quota: Quota, line: &impl Line) {
         let (line, gate, sender) = (line.clone(), Arc::clone(&gate), sender.clone());
         std::thread::spawn(move || {
             let (mut random, passer) = (Random::of(histories, caller), Passer(&gate));
-            let each = (0..histories).map(|history| {
+            for history in 0..histories {
                 passer.pass();
-                wait_and_return(&line, &Key::of(history).expect("a number"), &mut random)
-            });
-            let _ = sender.send(each.collect::<Vec<_>>());
+                let calls = wait_and_return(&line, &Key::of(history).expect("a number"), &mut random);
+                let _ = sender.send((caller as usize, calls));
+            }
         });
     }
     drop(sender);
-    let waits = |_| done.recv_timeout(LONG).unwrap_or_else(|_| panic!("{quota}: a caller waits for ever"));
-    let callers: Vec<Vec<Vec<Recorded>>> = (0..CALLERS).map(waits).collect();
+    let mut callers = vec![Vec::new(); CALLERS];
+    for _ in 0..CALLERS as u64 * histories {
+        let (caller, calls) = done.recv_timeout(LONG).unwrap_or_else(|_| panic!("{quota}: a caller waits for ever"));
+        callers[caller].push(calls);
+    }
     for history in 0..histories as usize {
         let callers: Vec<_> = callers.iter().map(|caller| caller[history].clone()).collect();
         check_history(&callers, &quota.to_string());
