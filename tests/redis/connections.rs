@@ -36,7 +36,7 @@ struct Counts {
     failed: AtomicUsize,
     /// The greatest number of checks that were under way at a time.
     most: AtomicUsize,
-    /// The time that the machine took from this process and from the server, in microseconds.
+    /// The time for which this process did not run or the server did not answer, in microseconds.
     lost_us: AtomicUsize,
 }
 
@@ -46,7 +46,7 @@ impl Counts {
         self.begun.load(Ordering::Relaxed) - ended
     }
 
-    /// Counts time that the machine took. The timer itself is late by up to two milliseconds.
+    /// Counts the time for which this process did not run. The timer itself is late by up to two milliseconds.
     fn lose(&self, late: Duration) {
         if late > 2 * MS {
             self.lost_us.fetch_add(usize::try_from(late.as_micros()).unwrap(), Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl Load {
         before.max(meanwhile).max(self.counts.in_flight())
     }
 
-    /// Returns how many checks ended, how many failed, and the milliseconds that the machine took.
+    /// Returns how many checks ended, how many failed, and for how many milliseconds the process or server stood still.
     async fn end(self) -> (usize, usize, usize) {
         self.stop.store(true, Ordering::Relaxed);
         self.task.await.unwrap();

@@ -62,7 +62,7 @@ impl Load {
             tokio::spawn(async move {
                 let (all, own) = (policy("all", lasting()), policy("own", Quota::per_second(1_000_000)));
                 let mut times = Vec::new();
-                // Of fewer times, one that is slow may be the tenth part.
+                // Of fewer than ten times, a single slow one would be more than a tenth.
                 while !stop.load(Ordering::Relaxed) || times.len() < 20 {
                     // Checks of several kinds share calls.
                     let began = Instant::now();

@@ -63,7 +63,7 @@ pub(crate) async fn take_over_an_edge<S, L: Limiter + Clone>(
     let to_either = Proxy::start(old);
     let either_two = two_processes(300 * MS, &to_either).await;
 
-    // A busy machine may start all of these in more time than is left of January.
+    // On a busy machine, starting all of these may take longer than the rest of January.
     let far_crowd = Crowd::begin(&far_two, vec![far_clock], away + TRIP);
     let silent_crowd = Crowd::begin(&silent_two, vec![silent_clock], away);
     let cut_crowd = Crowd::begin(&cut_two, vec![cut_clock], away);

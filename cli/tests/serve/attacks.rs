@@ -18,7 +18,7 @@ const JSON: (&str, &str) = ("Content-Type", "application/json");
 fn rest(stream: &mut TcpStream) -> String {
     stream.set_read_timeout(Some(LONG)).unwrap();
     let mut bytes = Vec::new();
-    // A reset is an end as well. A signal that interrupts a read is none.
+    // A reset is an end as well. A signal that interrupts a read is no end.
     let _ = stream.read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
 }

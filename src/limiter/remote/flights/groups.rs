@@ -521,7 +521,7 @@ mod tests {
             assert_eq!((taken, batch.callers.len(), batch.late.len()), (Some(1), 1, late));
             assert_eq!(has(&groups), left);
         }
-        // A group whose requests are all late is no unit.
+        // A group whose requests are all late counts as nothing that can be sent.
         groups.push(request(4, &[9], Some(now + 10 * MS)));
         let (keys, mut batch) = (groups.keys(), Batch::new(now, 20 * MS, false));
         assert!(groups.take_batch(1, &mut batch).is_none());

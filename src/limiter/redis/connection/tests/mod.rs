@@ -313,7 +313,7 @@ struct Samples {
     fixed: Instant,
     per_ms: usize,
     deadline: Duration,
-    /// The time that the machine took.
+    /// The time for which this process or the server stood still.
     lost: Duration,
 }
 

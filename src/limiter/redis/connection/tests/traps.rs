@@ -144,7 +144,7 @@ async fn an_observer_that_panics_does_not_keep_a_server_away() {
     succeeds(&store, "key").await;
 }
 
-/// What the machine takes is measured by the thread that makes the calls.
+/// One thread makes the calls and measures for how long it did not run.
 #[tokio::test]
 async fn a_shorter_deadline_is_kept_as_well() {
     let server = Server::start();
